@@ -1,0 +1,75 @@
+"""What a driver is given and what it gives back. Plain data, shared by replicas and agents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from admission.spec import RunSpec
+
+
+class Ending(StrEnum):
+    """How an attempt ended, as its driver saw it."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+
+
+class Verdict(StrEnum):
+    """The control plane's answer about one (run, epoch); judged by the run row, never by a permit's absence."""
+
+    OK = "ok"
+    CANCEL = "cancel"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, slots=True)
+class RunKey:
+    """Names one hold on one run. Everything local is keyed by it: the epoch grows at every change of hands."""
+
+    run: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One admitted run: this driver holds its permits, and must start it before the start deadline or give it back."""
+
+    run: int
+    epoch: int
+    attempt: int
+    tenant: str
+    spec: RunSpec
+    job_token: str = ""
+    secrets: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> RunKey:
+        return RunKey(self.run, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of one attempt. Sent only when its container (or process tree) is confirmed gone."""
+
+    run: int
+    epoch: int
+    ending: Ending
+    reason: str = ""
+    detail: str = ""
+    exit_code: int | None = None
+
+    @property
+    def key(self) -> RunKey:
+        return RunKey(self.run, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What this driver could start now: whole slots, MiB, processors. None = not bounded here."""
+
+    slots: int
+    memory_mib: int | None = None
+    cpu: float | None = None

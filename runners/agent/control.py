@@ -1,0 +1,50 @@
+"""The control plane as a driver sees it.
+
+Two implementations: named SQL in the replica's own process (`recovery`), and REST for agents. Each call may raise
+`ControlUnavailable`; then nothing is known about its effect, and the driver repeats it (every call is idempotent).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
+
+
+class ControlUnavailable(Exception):
+    """The control plane did not answer: outage, time-out, restart. Says nothing about what was done."""
+
+
+class LogOffset(Exception):
+    """The stored log ends elsewhere than the sent chunk began."""
+
+    def __init__(self, stored: int) -> None:
+        super().__init__(f"the stored log ends at byte {stored}")
+        self.stored = stored
+
+
+class Control(Protocol):
+    """What a driver may ask. Lists are answered as a whole; a key missing in an answer means `superseded`."""
+
+    def claim(self, request_id: str, capacity: Capacity) -> Sequence[Assignment]:
+        """Ask for up to `capacity.slots` runs. The same request id gets the same answer again."""
+
+    def start(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
+        """Say that these are about to be executed. Only after OK may a container be made."""
+
+    def heartbeat(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
+        """Renew leases and permits of exactly these."""
+
+    def append_log(self, key: RunKey, offset: int, data: bytes) -> int:
+        """Store log bytes that begin at `offset`; returns the stored size. Raises `LogOffset`, `Superseded`."""
+
+    def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
+        """Report ends. OK also for a repeat of the same result."""
+
+    def give_back(self, keys: Sequence[RunKey], reason: str) -> None:
+        """Return admitted runs that cannot be started here; no attempt is burned."""
+
+
+class Superseded(Exception):
+    """The run has moved on: another epoch, another driver, or an ending."""

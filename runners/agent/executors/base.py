@@ -1,0 +1,52 @@
+"""What an executor does: run one assignment in isolation, and prove that nothing of it is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from runners.agent.assignment import Assignment
+
+LogSink = Callable[[bytes], None]
+"""Takes output bytes in order, from one thread at a time; never blocks for long, never raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How the execution ended, and why if not by itself."""
+
+    code: int | None
+    reason: str = ""
+    """'' = by itself; else 'oom', 'timeout', 'cancelled', 'image_unavailable', 'executor_error', 'lost'."""
+    detail: str = ""
+
+
+class ExecutorError(Exception):
+    """The execution could not be made or looked after. The message says what, why and what to do."""
+
+
+class Execution(Protocol):
+    """One execution under way. Used by one thread, except `stop`, which any thread may call, repeatedly."""
+
+    def wait(self, deadline: float | None) -> Exit:
+        """Block until it ended, was stopped, or `deadline` (seconds on `runners.agent.clock`) passed: then it is
+        stopped with reason 'timeout'. Output has been delivered to the sink when this returns."""
+
+    def stop(self, reason: str) -> None:
+        """SIGTERM, the specification's grace, SIGKILL. Returns at once; `wait` then returns with that reason."""
+
+    def remove(self) -> None:
+        """Remove everything and confirm it gone. Raises `ExecutorError` if that cannot be confirmed; repeatable."""
+
+
+class Executor(Protocol):
+    """Makes executions. One object per process, used by many threads."""
+
+    name: str
+
+    def start(self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str]) -> Execution:
+        """Create and start. Only called after the control plane accepted the start. Raises `ExecutorError`."""
+
+    def sweep(self, labels: Mapping[str, str]) -> int:
+        """Stop and remove what an earlier, dead process with all these labels left; returns how many there were."""
