@@ -25,6 +25,14 @@ class Exit:
 class ExecutorError(Exception):
     """The execution could not be made or looked after. The message says what, why and what to do."""
 
+    reason = "executor_error"
+
+
+class ImageUnavailable(ExecutorError):
+    """The image is neither here nor to be had."""
+
+    reason = "image_unavailable"
+
 
 class Execution(Protocol):
     """One execution under way. Used by one thread, except `stop`, which any thread may call, repeatedly."""

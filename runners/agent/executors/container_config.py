@@ -1,0 +1,116 @@
+"""From an assignment to the container that is asked for, and whether the daemon made what was asked (rule P17)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from admission.spec import MIB
+from runners.agent.assignment import Assignment
+from runners.agent.environment import run_environment
+from runners.agent.executors.base import ExecutorError
+
+NOBODY = "65534:65534"
+LABEL_RUN = "wharfinger.run"
+LABEL_ATTEMPT = "wharfinger.attempt"
+LABEL_EPOCH = "wharfinger.epoch"
+LABEL_TOKEN = "wharfinger.token"
+CPU_PERIOD = 100_000
+# What an adopting replica reads again from the start. The stored log is capped at 16 MiB an attempt; the rest is
+# room for the JSON around each line. Unbounded files would let one run fill the daemon's disk.
+LOG_CONFIG = {"Type": "json-file", "Config": {"max-size": "32m", "max-file": "2"}}
+
+Json = dict[str, Any]
+
+
+def container_name(assignment: Assignment, labels: Mapping[str, str]) -> str:
+    """The same for each repeat of one epoch, so that a second create meets a conflict and not a second container."""
+    place = hashlib.sha256(repr(sorted(labels.items())).encode()).hexdigest()[:8]
+    return f"wharfinger-{assignment.run}-{assignment.attempt}-{assignment.epoch}-{place}"
+
+
+def all_labels(assignment: Assignment, labels: Mapping[str, str]) -> dict[str, str]:
+    """The caller's labels and those that name the hold; the token is the name unless the caller has its own."""
+    own = {
+        LABEL_RUN: str(assignment.run),
+        LABEL_ATTEMPT: str(assignment.attempt),
+        LABEL_EPOCH: str(assignment.epoch),
+        LABEL_TOKEN: container_name(assignment, labels),
+    }
+    return {**own, **labels}
+
+
+def container_config(
+    assignment: Assignment, image: str, labels: Mapping[str, str], files: Path | None, *, with_init: bool
+) -> Json:
+    """The body of the create call."""
+    spec = assignment.spec
+    return {
+        "Image": image,
+        "Cmd": list(spec.command),
+        "Entrypoint": [],
+        "Env": [f"{key}={value}" for key, value in run_environment(assignment, home=spec.working_dir).items()],
+        "WorkingDir": spec.working_dir,
+        "User": NOBODY,
+        "Labels": dict(labels),
+        "Tty": False,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "HostConfig": _host_config(assignment, files, with_init=with_init),
+    }
+
+
+def _host_config(assignment: Assignment, files: Path | None, *, with_init: bool) -> Json:
+    spec = assignment.spec
+    limits = spec.resources
+    tmpfs = f"rw,exec,nosuid,nodev,mode=1777,size={limits.disk_mib}m"
+    return {
+        "NetworkMode": spec.network,
+        "ReadonlyRootfs": True,
+        "Tmpfs": {"/tmp": tmpfs.replace("exec", "noexec"), spec.working_dir: tmpfs},
+        "Mounts": [_mount(files, spec.working_dir, name) for name in spec.files] if files else [],
+        "ShmSize": min(limits.disk_mib, 64) * MIB,
+        "Memory": limits.memory_mib * MIB,
+        "MemorySwap": limits.memory_mib * MIB,
+        "CpuPeriod": CPU_PERIOD,
+        "CpuQuota": max(1000, int(limits.cpu * CPU_PERIOD)),
+        # The init process takes one of them.
+        "PidsLimit": limits.pids + with_init,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "Privileged": False,
+        "Init": with_init,
+        "AutoRemove": False,
+        "RestartPolicy": {"Name": "no"},
+        "LogConfig": LOG_CONFIG,
+        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+    }
+
+
+def _mount(files: Path, working_dir: str, name: str) -> Json:
+    return {"Type": "bind", "Source": str(files / name), "Target": f"{working_dir}/{name}", "ReadOnly": True}
+
+
+_LIMITS = ("Memory", "MemorySwap", "CpuPeriod", "CpuQuota", "PidsLimit", "CapDrop", "SecurityOpt", "ReadonlyRootfs")
+_PLACES = ("NetworkMode", "Tmpfs", "Privileged", "AutoRemove")
+
+
+def check_applied(asked: Json, inspected: Json) -> None:
+    """A daemon drops limits that its kernel lacks with a mere warning: compare, and refuse to start.
+
+    Raises:
+        ExecutorError: naming each limit that is not as asked.
+    """
+    want, have = asked["HostConfig"], inspected["HostConfig"]
+    wrong = [
+        f"{key}: asked {want[key]!r}, is {have.get(key)!r}" for key in _LIMITS + _PLACES if have.get(key) != want[key]
+    ]
+    if inspected["Config"].get("User") != asked["User"]:
+        wrong.append(f"User: asked {asked['User']!r}, is {inspected['Config'].get('User')!r}")
+    if wrong:
+        raise ExecutorError(
+            f"the daemon did not apply what was asked ({'; '.join(wrong)}); "
+            "it needs the memory, cpu and pids controllers (see `docker info` for its warnings)"
+        )
