@@ -1,0 +1,38 @@
+"""Who asks for runs, as admission sees it: a replica or a runner, whose row proves inside the transaction that it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from admission.states import DriverKind
+
+
+class DriverGone(Exception):
+    """The driver was declared dead, revoked, or is draining: it gets nothing. Its holds are settled elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """One living driver.
+
+    `lock` runs in the admitting transaction, before any other lock: it takes `FOR KEY SHARE` on the driver's row and
+    answers whether it may still be given work. A declaration of death updates that row's key, so it waits for
+    admissions under way and excludes later ones; without it a dead driver could be given a run that nobody reclaims.
+    """
+
+    kind: DriverKind
+    id: int
+    name: str
+    lock: Callable[[], bool]
+    incarnation: UUID | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    backends: tuple[str, ...] = ()
+    tenant_id: int | None = None
+    lease_seconds: float | None = None
+    """Set for runners: their runs are taken by lapse of this. Replicas' runs are taken by their heartbeat."""
+
+    def identity(self) -> dict[str, object]:
+        """The parameters by which every later statement of this driver proves itself."""
+        return {"driver_kind": self.kind.value, "driver_id": self.id}

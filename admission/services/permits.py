@@ -1,0 +1,113 @@
+"""Permits by identity: claim, renew, release (rules A4-A8, A23). Each is one transaction and may be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from django.db import DatabaseError
+
+from admission.sql import permits as sql
+from admission.states import Scope
+from controlplane.core.conf import conf
+from controlplane.core.errors import Conflict, InvalidInput, NotFound
+from controlplane.core.sql import one, rows
+
+REFUSED_SQLSTATE = "WH001"
+MAX_INTEGER = 2**31 - 1
+OUTSIDE_PREFIX = "ext:"
+_TRIES = 3
+
+
+class ClaimOutcome(StrEnum):
+    """Granted now, held already by the same id, or refused by the limit. Conflict is an exception."""
+
+    GRANTED = "granted"
+    HELD = "held"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The answer to a claim."""
+
+    outcome: ClaimOutcome
+    lapse_seconds: float
+
+
+def claim_permit(
+    holder: str,
+    *,
+    tenant_id: int,
+    weight: int = 1,
+    scope: Scope = Scope.TENANT,
+    key: str | None = None,
+    lapse_seconds: float | None = None,
+    holder_name: str = "",
+) -> Claim:
+    """Claim `weight` slots of one limit under the caller's own id. The same id again is the same right.
+
+    Raises:
+        Conflict: this id exists with another tenant, key or weight (rule A7).
+        NotFound: no such tenant.
+        InvalidInput: the weight is no whole number in range.
+    """
+    _check_weight(weight)
+    lapse = conf().permit_lapse_seconds if lapse_seconds is None else lapse_seconds
+    parameters = {
+        "holder": holder,
+        "tenant_id": tenant_id,
+        "scope": scope.value,
+        "key": str(tenant_id) if key is None else key,
+        "weight": weight,
+        "lapse_seconds": lapse,
+        "driver_name": holder_name,
+    }
+    for _ in range(_TRIES):
+        try:
+            answer = one(sql.CLAIM_PERMIT, parameters)
+        except DatabaseError as error:
+            if getattr(error.__cause__, "sqlstate", "") == REFUSED_SQLSTATE:
+                return Claim(ClaimOutcome.REFUSED, lapse)
+            raise
+        if answer and answer["claimed"]:
+            return Claim(ClaimOutcome.GRANTED, lapse)
+        if not answer or not answer["tenant_known"]:
+            raise NotFound(f"There is no tenant {tenant_id} that can hold permits.")
+        if (held := _held(parameters)) is not None:
+            return held
+        # The permit that stood in the way was released between the two statements: claim again.
+    raise Conflict(f"Permit {holder!r} is being claimed and released at once.", hint="Repeat the claim.")
+
+
+def _check_weight(weight: int) -> None:
+    if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MAX_INTEGER:
+        raise InvalidInput(f"The weight must be a whole number from 1 to {MAX_INTEGER}, not {weight!r}.")
+
+
+def _held(parameters: dict[str, object]) -> Claim | None:
+    row = one(sql.READ_PERMIT, parameters)
+    if row is None:
+        return None
+    if any(row[name] != parameters[name] for name in ("tenant_id", "key", "weight")):
+        raise Conflict(
+            f"Permit {parameters['holder']!r} exists with another tenant, key or weight.",
+            hint="Use a new id, or release the permit first.",
+            code="permit_conflict",
+        )
+    return Claim(ClaimOutcome.HELD, row["lapse_seconds"])
+
+
+def release_permit(holder: str, *, tenant_id: int, scope: Scope = Scope.TENANT) -> bool:
+    """Release by identity. True: released now; False: it was not held (a repeat, or it lapsed)."""
+    parameters = {"holder": holder, "tenant_id": tenant_id, "scope": scope.value}
+    return bool(rows(sql.RELEASE_PERMIT, parameters))
+
+
+def renew_permits(holders: Sequence[str], *, tenant_id: int, scope: Scope = Scope.TENANT) -> dict[str, float]:
+    """Renew exactly these; returns the lease in seconds of each that is still held. A missing one is gone."""
+    if not holders:
+        return {}
+    parameters = {"holders": list(holders), "tenant_id": tenant_id, "scope": scope.value}
+    return {row["holder"]: row["lapse_seconds"] for row in rows(sql.RENEW_PERMITS, parameters)}

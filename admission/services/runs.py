@@ -1,0 +1,246 @@
+"""A run's life after admission: start, renew, settle, give back, take away, cancel.
+
+Drivers speak of holds, (run, epoch). Each verb is one statement over many holds; who lost a compare-and-set is told so
+and nothing else happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from admission.drivers import Driver
+from admission.sql import driving, ending
+from admission.states import TERMINAL, RunState
+from controlplane.core.audit import Actor, record
+from controlplane.core.conf import conf
+from controlplane.core.errors import InvalidInput
+from controlplane.core.sql import Row, rows
+
+RUN_DEADLINE_GRACE_SECONDS = 30.0
+"""The driver ends a run at its time limit; the control plane asks for it only when the driver did not."""
+
+MAX_DETAIL = 4000
+
+Hold = tuple[int, int]
+"""(run, epoch)"""
+
+
+class HoldVerdict(StrEnum):
+    """What a driver is told about a hold."""
+
+    OK = "ok"
+    CANCEL = "cancel"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The end of one hold as its driver saw it."""
+
+    run: int
+    epoch: int
+    ending: str
+    reason: str = ""
+    detail: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A hold that this call ended."""
+
+    run: int
+    attempt: int
+    state: RunState
+    tenant_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why runs may be taken from their driver; `predicate` on the run row `r` is judged under its lock."""
+
+    name: str
+    predicate: str
+    burns: bool = True
+    """Whether a started attempt counts against the retry limit."""
+    counts_unstarted: bool = False
+    """Whether an unstarted admission counts towards burning one (rule Q5)."""
+
+
+START_DEADLINE = Cause("start_deadline", ending.TAKE_AWAY_CAUSES["start_deadline"], counts_unstarted=True)
+RUNNER_LEASE = Cause("runner_lease", ending.TAKE_AWAY_CAUSES["runner_lease"])
+OPERATOR = Cause("operator", ending.TAKE_AWAY_CAUSES["operator"])
+RETURNED = Cause("returned", ending.TAKE_AWAY_CAUSES["own"])
+DRAINED = Cause("drained", ending.TAKE_AWAY_CAUSES["own"], burns=False)
+
+
+def _arrays(holds: Sequence[Hold]) -> dict[str, Any]:
+    return {"runs": [run for run, _ in holds], "epochs": [epoch for _, epoch in holds]}
+
+
+def start_runs(driver: Driver, holds: Sequence[Hold]) -> dict[Hold, HoldVerdict]:
+    """Accept the start of these holds (T2). Only after OK may anything of them be executed."""
+    if not holds:
+        return {}
+    accepted = rows(
+        driving.START_RUNS,
+        {
+            **_arrays(holds),
+            **driver.identity(),
+            "lease_seconds": driver.lease_seconds,
+            "deadline_grace_seconds": RUN_DEADLINE_GRACE_SECONDS,
+        },
+    )
+    ok = {row["id"] for row in accepted}
+    verdicts = {hold: HoldVerdict.OK for hold in holds if hold[0] in ok}
+    return {**verdicts, **_verdicts(driver, [h for h in holds if h not in verdicts])}
+
+
+def renew_runs(driver: Driver, holds: Sequence[Hold]) -> dict[Hold, HoldVerdict]:
+    """Renew lease and permits of exactly these holds (T3); says which to cancel and which are gone."""
+    if not holds:
+        return {}
+    parameters = {**_arrays(holds), **driver.identity(), "lease_seconds": driver.lease_seconds}
+    renewed = {(r["id"], r["epoch"]): r["cancel"] for r in rows(driving.RENEW_RUNS, parameters)}
+    return {
+        hold: (HoldVerdict.CANCEL if renewed[hold] else HoldVerdict.OK) if hold in renewed else HoldVerdict.SUPERSEDED
+        for hold in holds
+    }
+
+
+def read_holds(driver: Driver) -> list[Row]:
+    """Everything the ledger says this driver holds (rule A10): id, epoch, attempt, state, cancel, tenant, spec."""
+    return rows(driving.READ_HOLDS, driver.identity())
+
+
+def _verdicts(driver: Driver, holds: Sequence[Hold]) -> dict[Hold, HoldVerdict]:
+    if not holds:
+        return {}
+    found = {r["id"]: r for r in rows(driving.READ_VERDICTS, {"runs": [run for run, _ in holds]})}
+    return {hold: _verdict(driver, hold, found.get(hold[0])) for hold in holds}
+
+
+def _verdict(driver: Driver, hold: Hold, row: Row | None) -> HoldVerdict:
+    if row is None or row["epoch"] != hold[1] or row["driver_id"] != driver.id:
+        return HoldVerdict.SUPERSEDED
+    if row["driver_kind"] != driver.kind.value or row["state"] in TERMINAL:
+        return HoldVerdict.SUPERSEDED
+    return HoldVerdict.CANCEL if row["cancel"] else HoldVerdict.SUPERSEDED
+
+
+def settle_runs(
+    driver: Driver, settlements: Sequence[Settlement]
+) -> tuple[dict[Hold, HoldVerdict], list[Ended]]:
+    """Record the ends of these holds (T4, T6); their containers are confirmed gone.
+
+    Returns the verdict of each hold, and the runs that this very call ended: only those may trigger anything further.
+    A repeat of the same result is OK; another's, or a late one, is superseded.
+    """
+    if not settlements:
+        return {}, []
+    for s in settlements:
+        if s.ending not in (RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.CANCELLED):
+            raise InvalidInput(f"A driver cannot end a run as {s.ending!r}.")
+    moved = rows(driving.SETTLE_RUNS, {**_settle_arrays(settlements), **driver.identity()})
+    ended = [Ended(r["id"], r["attempt"], RunState(r["state"]), r["tenant_id"]) for r in moved]
+    mine = {e.run for e in ended}
+    verdicts = {(s.run, s.epoch): HoldVerdict.OK for s in settlements if s.run in mine}
+    rest = [s for s in settlements if s.run not in mine]
+    return {**verdicts, **_repeats(driver, rest)}, ended
+
+
+def _settle_arrays(settlements: Sequence[Settlement]) -> dict[str, Any]:
+    return {
+        "runs": [s.run for s in settlements],
+        "epochs": [s.epoch for s in settlements],
+        "endings": [s.ending for s in settlements],
+        "reasons": [s.reason[:60] for s in settlements],
+        "details": [s.detail[:MAX_DETAIL].replace("\x00", "\ufffd") for s in settlements],
+        "exit_codes": [s.exit_code for s in settlements],
+    }
+
+
+def _repeats(driver: Driver, settlements: Sequence[Settlement]) -> dict[Hold, HoldVerdict]:
+    """OK for a repeat of the result that stands; the attempt row tells it also where the run was requeued since."""
+    if not settlements:
+        return {}
+    keys = {"runs": [s.run for s in settlements], "epochs": [s.epoch for s in settlements], **driver.identity()}
+    closed = {(r["run_id"], r["epoch"]): r for r in rows(driving.READ_CLOSED, keys)}
+    verdicts = {}
+    for s in settlements:
+        row = closed.get((s.run, s.epoch))
+        same = row is not None and row["ending"] == s.ending and row["exit_code"] == s.exit_code
+        verdicts[(s.run, s.epoch)] = HoldVerdict.OK if same else HoldVerdict.SUPERSEDED
+    return verdicts
+
+
+def take_away(
+    holds: Sequence[Hold],
+    cause: Cause,
+    *,
+    detail: str = "",
+    driver: Driver | None = None,
+    parameters: Mapping[str, object] | None = None,
+) -> list[Ended]:
+    """Take these runs from their drivers (T7) where the cause still holds; returns those that were taken."""
+    if not holds:
+        return []
+    moved = rows(
+        ending.TAKE_AWAY.format(cause=cause.predicate),
+        {
+            **_arrays(holds),
+            "reason": cause.name,
+            "detail": detail[:MAX_DETAIL],
+            "burns": cause.burns,
+            "counts_unstarted": cause.counts_unstarted,
+            "unstarted_limit": conf().unstarted_limit,
+            **(driver.identity() if driver else {}),
+            **(parameters or {}),
+        },
+    )
+    return [Ended(r["id"], r["attempt"], RunState(r["state"]), r["tenant_id"]) for r in moved]
+
+
+def give_back(driver: Driver, holds: Sequence[Hold], reason: str, *, drained: bool = False) -> list[Ended]:
+    """The driver itself returns holds. Drained work burns no attempt (rule R14)."""
+    return take_away(holds, DRAINED if drained else RETURNED, detail=reason, driver=driver)
+
+
+def cancel_runs(
+    runs: Sequence[int],
+    *,
+    actor: Actor,
+    reason: str = "",
+    tenant_id: int | None = None,
+    ending_state: RunState = RunState.CANCELLED,
+    reason_code: str = "cancelled",
+) -> dict[int, RunState]:
+    """Cancel (T5): queued runs end here; for the others it is a request that their driver answers.
+
+    Returns the state of each run that was open. A run that is missing had ended, or belongs to another tenant.
+    """
+    if not runs:
+        return {}
+    moved = rows(
+        ending.CANCEL_RUNS,
+        {
+            "runs": list(runs),
+            "tenant_id": tenant_id,
+            "actor": actor.name,
+            "reason": reason[:MAX_DETAIL],
+            "ending": ending_state.value,
+            "reason_code": reason_code,
+        },
+    )
+    return {r["id"]: RunState(r["state"]) for r in moved}
+
+
+def requeue_runs(holds: Sequence[Hold], *, actor: Actor, reason: str) -> list[Ended]:
+    """An operator takes runs from their drivers: a takeover, which the displaced driver learns at its next call."""
+    taken = take_away(holds, OPERATOR, detail=f"{actor.name}: {reason}")
+    for one_taken in taken:
+        record("requeue", "run", one_taken.run, actor=actor, reason=reason, after={"state": one_taken.state.value})
+    return taken

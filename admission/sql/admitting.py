@@ -1,0 +1,123 @@
+"""Admission (T1): picking, locking, admitting. See the package for the conventions and the lock order."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# The reading of rule A2: tenants with work and headroom in fair order, no locks; a pre-filter, never the decision.
+# Index: counter_fair_order (headroom is part of the index, so tenants at their cap cost nothing), counter_start_tag.
+READ_FAIR_ORDER: Final = """
+SELECT c.id AS counter_id, c.tenant_id, c.virtual_time, c.served_at, c."limit" - c.in_flight AS headroom,
+       coalesce((SELECT max(start_tag) FROM admission_counter WHERE scope = 'tenant'), 0) AS virtual_now
+FROM admission_counter c
+WHERE c.scope = 'tenant' AND c.backlog AND NOT c.paused AND (c."limit" IS NULL OR c.in_flight < c."limit")
+  AND (%(only_tenant)s::bigint IS NULL OR c.tenant_id = %(only_tenant)s)
+ORDER BY c.virtual_time, c.served_at NULLS FIRST, c.id
+LIMIT %(page)s OFFSET %(offset)s
+"""
+
+# Whether a quota stands, under the lock that a first quota (T9) and a deletion must wait for.
+LOCK_TENANTS: Final = """
+SELECT id, slug, weight::float8 AS share, has_quota FROM admission_tenant
+WHERE id = ANY(%(tenants)s) AND deleting_at IS NULL AND paused_at IS NULL
+ORDER BY id FOR KEY SHARE
+"""
+
+# Candidates: for each tenant its next `n` runs that this driver may take, locked; rows that another driver is just
+# taking are skipped. Index: run_queue, one ordered scan a tenant. In a CTE, so that it is executed once.
+PICK_RUNS: Final = """
+WITH asked AS (SELECT * FROM unnest(%(tenants)s::bigint[], %(counts)s::int[]) AS a(tenant_id, n)),
+picked AS MATERIALIZED (
+    SELECT r.* FROM asked a CROSS JOIN LATERAL (
+        SELECT id, tenant_id, rank_at, spec, weight, harness, concurrency_key, memory_mib, cpu
+        FROM admission_run
+        WHERE tenant_id = a.tenant_id AND state = 'queued' AND NOT delayed
+          AND (queue_deadline IS NULL OR queue_deadline > statement_timestamp())
+          AND (kind IS NULL OR kind = 'task')
+          AND labels <@ %(labels)s::jsonb AND (backend = '' OR backend = ANY(%(backends)s))
+          AND (%(memory_mib)s::int IS NULL OR memory_mib <= %(memory_mib)s)
+          AND (%(cpu)s::float8 IS NULL OR cpu <= %(cpu)s)
+          AND id <> ALL (%(taken)s::bigint[])
+        ORDER BY rank_at, id LIMIT a.n FOR UPDATE SKIP LOCKED
+    ) r
+)
+SELECT * FROM picked ORDER BY tenant_id, rank_at, id
+"""
+
+# Lock the counters that the candidates need, in the one order; newest values. Index: counter_scope_key.
+LOCK_COUNTERS: Final = """
+SELECT c.id, c.scope, c.key, c.tenant_id, c."limit", c.in_flight, c.virtual_time
+FROM admission_counter c
+WHERE (c.scope, c.key) IN (SELECT * FROM unnest(%(scopes)s::text[], %(keys)s::text[]))
+ORDER BY c.scope, c.key FOR NO KEY UPDATE
+"""
+
+# Count, admit, open the attempt, write the permits: one statement. The limit is decided by the counter's own predicate;
+# the caller compares `counted` with what it asked for and rolls back on any difference. `admitted_at` is read after the
+# counters were locked, so in the history a successor is never admitted before its predecessor's release (rule A30).
+ADMIT_RUNS: Final = """
+WITH counted AS (
+    UPDATE admission_counter c
+    SET in_flight = c.in_flight + d.weight,
+        virtual_time = coalesce(d.virtual_time, c.virtual_time),
+        start_tag = coalesce(d.start_tag, c.start_tag),
+        served_at = CASE WHEN d.virtual_time IS NULL THEN c.served_at ELSE clock_timestamp() END
+    FROM unnest(%(counters)s::bigint[], %(weights)s::int[], %(virtual_times)s::float8[], %(start_tags)s::float8[])
+         AS d(id, weight, virtual_time, start_tag)
+    WHERE c.id = d.id AND (d.weight = 0 OR c."limit" IS NULL OR c.in_flight + d.weight <= c."limit")
+    RETURNING c.id
+),
+admitted AS (
+    UPDATE admission_run r
+    SET state = 'admitted', reason = '', detail = '', attempt = r.attempt + 1, epoch = r.epoch + 1,
+        driver_kind = %(driver_kind)s, driver_id = %(driver_id)s, driver_incarnation = %(incarnation)s,
+        driver_name = %(driver_name)s, admitted_at = clock_timestamp(), started_at = NULL, run_deadline = NULL,
+        start_deadline = clock_timestamp() + make_interval(secs => %(start_deadline_seconds)s),
+        lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
+    WHERE r.id = ANY(%(runs)s) AND r.state = 'queued'
+    RETURNING r.id, r.attempt, r.epoch, r.tenant_id, r.weight, r.admitted_at
+),
+opened AS (
+    INSERT INTO admission_attempt (run_id, number, tenant_id, epoch, weight, driver_kind, driver_id, driver_name,
+                                   admitted_at)
+    SELECT id, attempt, tenant_id, epoch, weight, %(driver_kind)s, %(driver_id)s, %(driver_name)s, admitted_at
+    FROM admitted
+),
+permitted AS (
+    INSERT INTO admission_permit (holder, scope, key, weight, tenant_id, run_id, attempt, driver_name, acquired_at,
+                                  renewed_at, lapse_seconds)
+    SELECT a.id || '.' || a.attempt, n.scope, n.key, a.weight, a.tenant_id, a.id, a.attempt, %(driver_name)s,
+           a.admitted_at, a.admitted_at, %(lapse_seconds)s
+    FROM admitted a
+    JOIN unnest(%(needs_run)s::bigint[], %(needs_scope)s::text[], %(needs_key)s::text[]) AS n(run_id, scope, key)
+      ON n.run_id = a.id
+)
+SELECT id, attempt, epoch, (SELECT count(*) FROM counted) AS counted FROM admitted
+"""
+
+# Set aside rows that cannot be executed by anybody (rule A25). Rows are locked by PICK_RUNS already.
+SET_ASIDE: Final = """
+UPDATE admission_run r
+SET state = 'failed', reason = 'invalid_spec', detail = d.detail, epoch = r.epoch + 1,
+    finished_at = statement_timestamp()
+FROM unnest(%(runs)s::bigint[], %(details)s::text[]) AS d(id, detail)
+WHERE r.id = d.id AND r.state = 'queued'
+RETURNING r.id
+"""
+
+# Clear the backlog flag of a tenant with nothing queued. The row lock makes submitters wait (they take FOR KEY SHARE), and
+# one that is under way makes this skip. The emptiness is judged in a later statement, hence on a newer snapshot.
+LOCK_BACKLOG: Final = """
+SELECT id FROM admission_counter WHERE id = %(counter)s AND backlog FOR UPDATE SKIP LOCKED
+"""
+CLEAR_BACKLOG: Final = """
+UPDATE admission_counter c SET backlog = false
+WHERE c.id = %(counter)s AND NOT EXISTS (
+    SELECT FROM admission_run r WHERE r.tenant_id = c.tenant_id AND r.state = 'queued' AND NOT r.delayed)
+RETURNING c.id
+"""
+
+# V of the fair order: the highest start tag served. Index: counter_start_tag.
+READ_VIRTUAL_NOW: Final = """
+SELECT coalesce(max(start_tag), 0) AS virtual_now FROM admission_counter WHERE scope = 'tenant'
+"""

@@ -1,0 +1,9 @@
+"""Django's entry point of the composition root."""
+
+from django.apps import AppConfig
+
+
+class ControlplaneConfig(AppConfig):
+    """Settings, site, health, metrics, `up`."""
+
+    name = "controlplane"

@@ -1,0 +1,79 @@
+"""Relations between settings that the rules depend on; each refusal says which value to change."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning, register
+
+from controlplane.core.conf import ENVIRONMENT_PREFIX, NAMES, ControlPlaneSettings, conf
+
+Relation = tuple[str, bool, str]
+
+
+def _relations(c: ControlPlaneSettings) -> list[Relation]:
+    """(check id, holds, what it says). Sources: rules R2, A11, Q6, A16, A21."""
+    return [
+        (
+            "E001",
+            0 < c.heartbeat_interval_seconds <= c.replica_stale_seconds / 3,
+            "CONTROLPLANE_HEARTBEAT_INTERVAL_SECONDS must be above 0 and at most a third of "
+            "CONTROLPLANE_REPLICA_STALE_SECONDS: two lost beats must not declare a replica dead",
+        ),
+        (
+            "E002",
+            0 < c.permit_renew_seconds <= c.permit_lapse_seconds / 3,
+            "CONTROLPLANE_PERMIT_RENEW_SECONDS must be above 0 and at most a third of "
+            "CONTROLPLANE_PERMIT_LAPSE_SECONDS: two lost renewals must not free a permit in use",
+        ),
+        (
+            "E003",
+            0 < c.runner_heartbeat_seconds <= c.runner_lease_seconds / 3,
+            "CONTROLPLANE_RUNNER_HEARTBEAT_SECONDS must be above 0 and at most a third of "
+            "CONTROLPLANE_RUNNER_LEASE_SECONDS: two lost heartbeats must not lose a run",
+        ),
+        (
+            "E004",
+            c.recovery_claim_ttl_seconds > 2 * c.recovery_interval_seconds > 0,
+            "CONTROLPLANE_RECOVERY_CLAIM_TTL_SECONDS must exceed twice CONTROLPLANE_RECOVERY_INTERVAL_SECONDS: "
+            "a claimant must have time to work",
+        ),
+        ("E005", c.fence in ("off", "strict"), "CONTROLPLANE_FENCE must be 'off' or 'strict'"),
+        (
+            "E006",
+            min(c.replica_slots, c.admission_batch, c.recovery_batch_size, c.unstarted_limit) >= 1,
+            "slots, batch sizes and CONTROLPLANE_UNSTARTED_LIMIT must be at least 1",
+        ),
+        (
+            "E007",
+            0 < c.queue_depth_tenant <= c.queue_depth_global < 2**31,
+            "CONTROLPLANE_QUEUE_DEPTH_TENANT must be above 0 and at most CONTROLPLANE_QUEUE_DEPTH_GLOBAL",
+        ),
+        (
+            "E008",
+            c.executor in ("docker", "process"),
+            "CONTROLPLANE_EXECUTOR must be 'docker', or 'process' to run trusted code without a container",
+        ),
+        (
+            "E009",
+            min(c.start_deadline_seconds, c.sweep_interval_seconds, c.claim_replay_seconds, c.log_cap_bytes) > 0,
+            "deadlines, intervals and caps must be above 0",
+        ),
+    ]
+
+
+@register("controlplane")
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """Refuse settings that contradict each other, and warn of names that mean nothing."""
+    messages: list[CheckMessage] = [
+        Error(text, hint="Change one of the two in the environment.", id=f"controlplane.{number}")
+        for number, holds, text in _relations(conf())
+        if not holds
+    ]
+    unknown = sorted(n for n in os.environ if n.startswith(ENVIRONMENT_PREFIX) and n not in NAMES)
+    messages += [
+        Warning(f"{name} is set but is no setting", hint="See docs/settings.md.", id="controlplane.W001")
+        for name in unknown
+    ]
+    return messages

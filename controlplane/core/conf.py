@@ -1,0 +1,74 @@
+"""Every tunable of the control plane in one place: name with unit, default, meaning.
+
+Each field is the environment variable `CONTROLPLANE_<NAME>`. Relations between them are proved at start by
+`controlplane.core.checks`; a value that would break a rule of the contract is refused there, not corrected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings
+from django.core.signals import setting_changed
+
+
+def _doc(default: Any, meaning: str) -> Any:
+    return field(default=default, metadata={"doc": meaning})
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlaneSettings:
+    """Defaults of the contract. Durations are seconds unless the name says otherwise."""
+
+    replica_id: str = _doc("", "Pinned identity of this replica; must be unique. Empty: host name and process.")
+    callback_base_url: str = _doc("", "How external services reach the load balancer.")
+    fence: str = _doc("off", "'strict': a cut-off driver stops its containers before its runs can be taken.")
+    instance_id: str = _doc("", "Names the set of processes that share one container cap.")
+    fleet_secret: str = _doc("", "Its presence marks a hosted instance.")
+    worker_concurrency: str = _doc("", "Hosted tier: 2, 6 or 12.")
+    run_limit: str = _doc("", "Self-hosted container cap; empty: none.")
+    run_generation: str = _doc("", "Generation of the cap; empty: 0.")
+    replica_slots: int = _doc(4, "Runs that one replica executes at once.")
+    replica_memory_mib: int = _doc(0, "Memory envelope of a replica's runs; 0: not bounded here.")
+    replica_cpu: float = _doc(0.0, "Processor envelope of a replica's runs; 0: not bounded here.")
+    executor: str = _doc("docker", "How replicas execute: 'docker', or 'process' for trusted code only.")
+    scratch_dir: str = _doc("", "Where input files wait for their container; the daemon must see the same path.")
+    heartbeat_interval_seconds: float = _doc(10.0, "Between two beats of a replica.")
+    replica_stale_seconds: float = _doc(90.0, "Silence after which a replica's runs may be taken.")
+    recovery_interval_seconds: float = _doc(60.0, "Between two reconciliation ticks; jitter of 0-500 ms is added.")
+    recovery_claim_ttl_seconds: float = _doc(300.0, "A claimant of a dead replica is succeeded after this.")
+    recovery_batch_size: int = _doc(500, "Runs taken over in one transaction.")
+    permit_renew_seconds: float = _doc(600.0, "Between two renewals of a driver's permits.")
+    permit_lapse_seconds: float = _doc(1800.0, "A permit not renewed for this long may be reaped.")
+    start_deadline_seconds: float = _doc(60.0, "From admission to accepted start.")
+    unstarted_limit: int = _doc(5, "Unstarted admissions in a row that burn one attempt.")
+    runner_lease_seconds: float = _doc(120.0, "A silent runner's runs may be taken after this.")
+    runner_heartbeat_seconds: float = _doc(30.0, "Heartbeat interval told to runners.")
+    claim_replay_seconds: float = _doc(600.0, "How long a claim's answer can be asked for again.")
+    drain_seconds: float = _doc(30.0, "How long a clean stop waits for running work.")
+    sweep_interval_seconds: float = _doc(5.0, "Between two passes over deadlines and leases.")
+    queue_depth_global: int = _doc(1_000_000, "Queued runs over all tenants; beyond it submits get 429.")
+    queue_depth_tenant: int = _doc(100_000, "Queued runs of one tenant; beyond it submits get 429.")
+    admission_batch: int = _doc(100, "Runs admitted in one transaction at most.")
+    log_cap_bytes: int = _doc(16 << 20, "Stored output of one attempt; the rest is cut, visibly.")
+    log_retention_days: float = _doc(30.0, "Output is deleted this long after the run ended.")
+
+
+ENVIRONMENT_PREFIX = "CONTROLPLANE_"
+NAMES = {ENVIRONMENT_PREFIX + f.name.upper(): f for f in fields(ControlPlaneSettings)}
+
+
+@lru_cache(maxsize=1)
+def conf() -> ControlPlaneSettings:
+    """The settings in force; read once, again after a test overrides them."""
+    return ControlPlaneSettings(**settings.CONTROLPLANE)
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting == "CONTROLPLANE":
+        conf.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="controlplane.core.conf")

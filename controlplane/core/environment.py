@@ -1,0 +1,65 @@
+"""Reading the environment at start: values converted by their field's type, a wrong one refused with its name."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import environ
+from django.core.exceptions import ImproperlyConfigured
+
+_CONVERSIONS = {"int": int, "float": float, "str": str}
+
+
+def secret(env: environ.Env, name: str) -> str:
+    """A secret from the variable, or from the file that `<name>_FILE` names.
+
+    Without either, a random one for this process alone: fine for a command, useless for a fleet, whose processes would
+    not accept each other's sessions and job tokens. Server processes refuse to start on it (check controlplane.E010).
+    """
+    value: str = env.str(name, default="")
+    if not value and (path := os.environ.get(f"{name}_FILE")):
+        value = Path(path).read_text().strip()
+    if value:
+        return value
+    os.environ["WHARFINGER_EPHEMERAL_SECRET"] = "1"
+    return secrets.token_urlsafe(50)
+
+
+def database(env: environ.Env) -> dict[str, Any]:
+    """The PostgreSQL connection that `DATABASE_URL` names."""
+    url = env.str("DATABASE_URL", default="postgresql://wharfinger@127.0.0.1:5432/wharfinger")
+    settings: dict[str, Any] = environ.Env.db_url_config(url)
+    if settings.get("ENGINE") != "django.db.backends.postgresql":
+        raise ImproperlyConfigured(
+            "DATABASE_URL must name a PostgreSQL database (postgresql://user@host/name): the rules rest on its row locks."
+        )
+    options = settings.setdefault("OPTIONS", {})
+    pooled = bool(env.str("DATABASE_DIRECT_URL", default=""))
+    if pooled:
+        # A transaction pooler gives every transaction another connection: nothing prepared on one is on the next.
+        options["prepare_threshold"] = None
+        settings["DISABLE_SERVER_SIDE_CURSORS"] = True
+    settings["CONN_MAX_AGE"] = 600
+    settings["CONN_HEALTH_CHECKS"] = True
+    settings["ATOMIC_REQUESTS"] = False
+    return settings
+
+
+def control_plane_values(env: environ.Env) -> dict[str, Any]:
+    """The `CONTROLPLANE_*` variables that are set, converted."""
+    from controlplane.core.conf import NAMES
+
+    values = {}
+    for variable, spec in NAMES.items():
+        text = env.str(variable, default="")
+        if text == "":
+            continue
+        kind = str(spec.type)
+        try:
+            values[spec.name] = _CONVERSIONS[kind](text)
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{variable}={text!r} is not of type {kind}; correct or unset it.") from error
+    return values

@@ -1,0 +1,69 @@
+"""Who this process is: enough to prove later that it is gone.
+
+A process is named by (machine, boot, pid, start time): a pid alone is reused, a host name alone is cloned.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID, uuid4
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MACHINE_ID = Path("/etc/machine-id")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One life of one process."""
+
+    incarnation: UUID
+    host: str
+    machine: str
+    boot_id: str
+    pid: int
+    pid_start: int
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot, or None if there is no such process on this machine."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name may hold spaces and parentheses: fields are counted from the last one.
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def boot_id() -> str:
+    """Changes with every start of the machine."""
+    return _BOOT_ID.read_text().strip()
+
+
+def machine_id() -> str:
+    """Names the machine; falls back on the host name where the system keeps no id."""
+    if _MACHINE_ID.exists() and (text := _MACHINE_ID.read_text().strip()):
+        return text
+    return socket.gethostname()
+
+
+def current_process() -> ProcessIdentity:
+    """A new identity for this process. Called once, at the start of the role that beats."""
+    pid = os.getpid()
+    return ProcessIdentity(
+        incarnation=uuid4(),
+        host=socket.gethostname(),
+        machine=machine_id(),
+        boot_id=boot_id(),
+        pid=pid,
+        pid_start=process_start(pid) or 0,
+    )
+
+
+def proven_gone(*, machine: str, boot: str, pid: int, pid_start: int) -> bool:
+    """Whether that process certainly no longer runs. False also means "not known" (another machine)."""
+    if machine != machine_id():
+        return False
+    return boot != boot_id() or process_start(pid) != pid_start

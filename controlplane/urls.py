@@ -1,0 +1,7 @@
+"""Where every page and call lives."""
+
+from __future__ import annotations
+
+from django.urls import URLPattern, URLResolver
+
+urlpatterns: list[URLPattern | URLResolver] = []

@@ -1,0 +1,9 @@
+"""Django's entry point of the app."""
+
+from django.apps import AppConfig
+
+
+class RecoveryConfig(AppConfig):
+    """See README.md beside this file."""
+
+    name = "recovery"
