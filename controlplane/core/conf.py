@@ -34,6 +34,7 @@ class ControlPlaneSettings:
     replica_memory_mib: int = _doc(0, "Memory envelope of a replica's runs; 0: not bounded here.")
     replica_cpu: float = _doc(0.0, "Processor envelope of a replica's runs; 0: not bounded here.")
     executor: str = _doc("docker", "How replicas execute: 'docker', or 'process' for trusted code only.")
+    image_aliases: str = _doc("", "name=other,…: images to use where the named one is absent and cannot be pulled.")
     scratch_dir: str = _doc("", "Where input files wait for their container; the daemon must see the same path.")
     heartbeat_interval_seconds: float = _doc(10.0, "Between two beats of a replica.")
     replica_stale_seconds: float = _doc(90.0, "Silence after which a replica's runs may be taken.")

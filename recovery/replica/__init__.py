@@ -1,0 +1,1 @@
+"""The replica process: it beats, admits, executes, sweeps deadlines, and reconciles dead peers."""

@@ -1,0 +1,73 @@
+"""Keeping a replica's own table and the ledger's rows the same (rule A10).
+
+Each tick reads what the ledger says this replica holds. Admitted rows it does not know came with a lost reply: they are
+taken up if there is room, else given back. Running rows it does not know can only be given back. What it holds and the
+ledger does not list any more has moved on: stopped. Pending cancels are seen here too.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from admission.services.runs import read_holds
+from admission.spec import parse_spec
+from admission.states import RunState
+from controlplane.core.sql import Row
+from runners.agent.assignment import Assignment, RunKey, Verdict
+from runners.agent.driver import Driver
+from runners.database_control import DatabaseControl
+
+log = logging.getLogger(__name__)
+
+
+class HoldKeeper:
+    """Compares once a tick."""
+
+    def __init__(self, control: DatabaseControl, driver: Driver) -> None:
+        self._control = control
+        self._driver = driver
+        self._rows: dict[RunKey, Row] = {}
+
+    def tick(self) -> None:
+        """One comparison; one query when nothing differs."""
+        unknown = self._driver.reconcile(self._read)
+        known = [key for key, row in self._rows.items() if row["cancel"] and key in set(self._driver.held)]
+        if known:
+            for key, verdict in self._control.heartbeat(known).items():
+                self._driver.apply(key, verdict)
+        if unknown:
+            self._settle_unknown(unknown)
+
+    def _read(self) -> set[RunKey]:
+        self._rows = {RunKey(row["id"], row["epoch"]): row for row in read_holds(self._control.driver)}
+        return set(self._rows)
+
+    def _settle_unknown(self, unknown: list[RunKey]) -> None:
+        room = self._driver.slots - len(self._driver.held)
+        take: list[Assignment] = []
+        give: list[RunKey] = []
+        for key in unknown:
+            row = self._rows[key]
+            if row["state"] == RunState.ADMITTED and len(take) < room:
+                take.append(_assignment(row))
+            else:
+                give.append(key)
+        log.warning("replica.unknown_holds", extra={"taken_up": len(take), "given_back": len(give)})
+        self._driver.take_up(take)
+        if give:
+            self._control.give_back(give, "held by this replica without its knowledge")
+
+    def abandon(self) -> None:
+        """Stop everything, report nothing: this incarnation was declared dead."""
+        for key in self._driver.held:
+            self._driver.apply(key, Verdict.SUPERSEDED)
+
+
+def _assignment(row: Row) -> Assignment:
+    return Assignment(
+        run=row["id"],
+        epoch=row["epoch"],
+        attempt=row["attempt"],
+        tenant=row["tenant"],
+        spec=parse_spec(row["spec"]),
+    )

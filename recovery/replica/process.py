@@ -1,0 +1,146 @@
+"""One replica: its threads and their order of start and stop.
+
+Order at start: the first beat (registration) comes before anything reads the live set; then dead predecessors are
+reconciled; only then is work claimed. Order at stop: no more claims, finish or give back, then the goodbye.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from types import FrameType
+
+from django.db import DatabaseError, connection
+
+from controlplane.core.conf import conf
+from controlplane.core.identity import current_process
+from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
+from recovery.replica.holds import HoldKeeper
+from recovery.replica.ticking import Ticking, cryptographic_jitter
+from recovery.services.reconcile import Report, reconcile
+from recovery.services.replicas import Machine, beat, leave, register_replica, replica_driver
+from runners.agent.driver import Driver
+from runners.database_control import DatabaseControl
+
+log = logging.getLogger(__name__)
+
+HOLDS_SECONDS = 1.0
+SETTLED_SECONDS = 60.0
+EXIT_DECLARED_DEAD = 75
+"""Temporary failure: the supervisor starts it again, as a new incarnation."""
+
+
+class ReplicaProcess:
+    """Runs until a signal, or until it finds itself declared dead."""
+
+    def __init__(self, name: str) -> None:
+        settings = conf()
+        self._identity = current_process()
+        self._name = name or f"{self._identity.host}-{self._identity.pid}"
+        self._executor = make_executor()
+        machine = Machine(
+            self._executor.name, settings.replica_slots, settings.replica_memory_mib, settings.replica_cpu
+        )
+        self._replica = register_replica(self._name, self._identity, machine)
+        self._sweep = make_sweep(self._executor)
+        self._stop = threading.Event()
+        self._now = threading.Event()
+        self._dead = threading.Event()
+        control = DatabaseControl(replica_driver(self._replica))
+        self._driver = Driver(
+            control,
+            self._executor,
+            slots=settings.replica_slots,
+            labels={LABEL_DRIVER: str(self._replica.incarnation)},
+            memory_mib=settings.replica_memory_mib or None,
+            cpu=settings.replica_cpu or None,
+            heartbeat_seconds=settings.permit_renew_seconds,
+        )
+        self._keeper = HoldKeeper(control, self._driver)
+        self._loops = self._make_loops()
+
+    def _make_loops(self) -> list[Ticking]:
+        settings = conf()
+        return [
+            Ticking("beat", self._beat, settings.heartbeat_interval_seconds),
+            Ticking("holds", self._keeper.tick, HOLDS_SECONDS),
+            Ticking("deadlines", _sweep_deadlines, settings.sweep_interval_seconds),
+            Ticking("reconcile", self._reconcile, settings.recovery_interval_seconds, jitter=cryptographic_jitter),
+        ]
+
+    def run(self) -> int:
+        """Until stopped; returns the exit code."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        beat_loop, *others = self._loops
+        beat_loop.start()
+        log.info("replica.started", extra={"replica": self._name, "pid": self._identity.pid})
+        self._reconcile()
+        for loop in others:
+            loop.start()
+        self._driver.start()
+        while not self._stop.wait(0.2) and not self._dead.is_set():
+            pass
+        return self._abandon() if self._dead.is_set() else self._goodbye()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The first asks for a clean stop, the second for one without waiting for the work."""
+        if self._stop.is_set():
+            self._now.set()
+        self._stop.set()
+
+    def _beat(self) -> None:
+        stale = conf().replica_stale_seconds
+        if self._driver.seconds_since_claim_tick() > stale / 2:
+            # A wedged driver must not look alive: its runs could never be taken (rule R2).
+            log.error("replica.wedged", extra={"replica": self._name})
+            return
+        if beat(self._replica.pk) is None:
+            log.error("replica.declared_dead", extra={"replica": self._name})
+            self._dead.set()
+
+    def _reconcile(self) -> None:
+        report: Report = reconcile(
+            claimant=str(self._replica.incarnation), by=self._name, self_id=self._replica.pk, sweep=self._sweep
+        )
+        if report.did_something() or report.error:
+            log.info("recovery.pass", extra={"report": report.as_dict()})
+
+    def _goodbye(self) -> int:
+        log.info("replica.draining", extra={"replica": self._name})
+        deadline = time.monotonic() + conf().drain_seconds
+        drained = False
+        while not drained and not self._now.is_set() and time.monotonic() < deadline:
+            drained = self._driver.drain(0.5)
+        if not drained:
+            drained = self._driver.stop_now(SETTLED_SECONDS)
+        for loop in self._loops:
+            loop.stop()
+        try:
+            left = leave(self._replica.pk)
+        except DatabaseError:
+            log.exception("replica.leave_failed")
+            left = False
+        log.info("replica.stopped", extra={"replica": self._name, "drained": drained, "left": left})
+        connection.close()
+        return 0 if drained and left else 1
+
+    def _abandon(self) -> int:
+        """Declared dead: write nothing under this incarnation, stop what has moved on, come back as another."""
+        self._keeper.abandon()
+        gone = self._driver.drain(SETTLED_SECONDS)
+        for loop in self._loops:
+            loop.stop()
+        log.warning("replica.abandoned", extra={"replica": self._name, "stopped_all": gone})
+        connection.close()
+        return EXIT_DECLARED_DEAD
+
+
+def _sweep_deadlines() -> None:
+    from admission.services.sweeps import sweep_deadlines
+
+    result = sweep_deadlines()
+    if result:
+        log.info("sweep.deadlines", extra=result.as_dict())

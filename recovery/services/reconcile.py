@@ -1,0 +1,170 @@
+"""Reconciliation: what a dead replica held is settled, requeued or interrupted, by exactly one survivor.
+
+Runs at boot and every minute on every replica, not only on a leader: a claim per dead incarnation makes it exclusive.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from django.db import DatabaseError, transaction
+
+from admission.services.runs import Cause, Ended, take_away
+from admission.states import RunState
+from controlplane.core.conf import conf
+from controlplane.core.sql import Row, one, rows
+from recovery import sql
+from recovery.models import RecoveryAction
+from recovery.services.deaths import declare_and_claim
+
+log = logging.getLogger(__name__)
+
+MAX_DEAD = 50
+
+DRIVER_DEAD = Cause("driver_dead", sql.DRIVER_DEAD)
+DRIVER_ABSENT = Cause("driver_absent", sql.DRIVER_ABSENT)
+
+OUTCOMES = {RunState.QUEUED: "requeued", RunState.INTERRUPTED: "interrupted"}
+
+
+class LeftoversRemain(Exception):
+    """What the dead driver executed could not be confirmed gone; its runs wait for the next tick."""
+
+
+Sweep = Callable[[Row], None]
+"""Removes what the dead incarnation left on this machine, or raises LeftoversRemain."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What one pass did, and what it deliberately left alone, and why."""
+
+    requeued: int = 0
+    interrupted: int = 0
+    cancelled: int = 0
+    deferred: int = 0
+    finished: list[str] = field(default_factory=list)
+    left_alone: list[dict[str, str]] = field(default_factory=list)
+    expired_claims: int = 0
+    error: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+    def did_something(self) -> bool:
+        return bool(self.requeued or self.interrupted or self.cancelled or self.deferred or self.finished)
+
+
+def read_situation(self_id: int | None) -> list[Row]:
+    """Incarnations that are stale or declared dead, other than our own."""
+    settings = conf()
+    return rows(
+        sql.READ_SITUATION,
+        {
+            "self": self_id or 0,
+            "stale_seconds": settings.replica_stale_seconds,
+            "claim_ttl_seconds": settings.recovery_claim_ttl_seconds,
+            "limit": MAX_DEAD,
+        },
+    )
+
+
+def reconcile(
+    *, claimant: str, by: str, self_id: int | None = None, sweep: Sweep | None = None, dry_run: bool = False
+) -> Report:
+    """One pass. An unreadable live set means that everyone may be alive: nothing is touched, `error` says so (R4)."""
+    report = Report()
+    try:
+        situation = read_situation(self_id)
+    except DatabaseError as error:
+        report.error = f"the heartbeats cannot be read, so everyone may be alive: nothing was reclaimed ({error})"
+        log.warning("recovery.unreadable", extra={"error": str(error)})
+        return report
+    for dead in situation:
+        if dry_run:
+            report.left_alone.append({"replica": dead["name"], "why": "dry run"})
+            continue
+        if _claim(dead, claimant, report):
+            _reconcile_one(dead, claimant, by, sweep, report)
+    if not dry_run:
+        _take_ownerless(by, report)
+        if any(dead["expired"] for dead in situation):
+            report.expired_claims = len(
+                rows(sql.EXPIRE_CLAIMS, {"claim_ttl_seconds": conf().recovery_claim_ttl_seconds})
+            )
+    return report
+
+
+def _claim(dead: Row, claimant: str, report: Report) -> bool:
+    if dead["claimant"] == claimant:
+        return True
+    if dead["claimant"] is not None:
+        report.left_alone.append({"replica": dead["name"], "why": f"claimed by {dead['claimant']}"})
+        return False
+    if declare_and_claim(dead["id"], claimant=claimant, proof="stale"):
+        return True
+    report.left_alone.append({"replica": dead["name"], "why": "claimed by another, or alive after all"})
+    return False
+
+
+def _reconcile_one(dead: Row, claimant: str, by: str, sweep: Sweep | None, report: Report) -> None:
+    try:
+        if sweep is not None:
+            sweep(dead)
+    except LeftoversRemain as left:
+        report.deferred += 1
+        report.left_alone.append({"replica": dead["name"], "why": str(left)})
+        _note(by, dead["name"], None, "deferred", str(left))
+        return
+    after = 0
+    while True:
+        if one(sql.RENEW_CLAIM, {"replica": dead["id"], "claimant": claimant}) is None:
+            report.left_alone.append({"replica": dead["name"], "why": "the claim went to another"})
+            return
+        limit = conf().recovery_batch_size
+        orphans = rows(sql.READ_ORPHANS, {"replica": dead["id"], "after": after, "limit": limit})
+        if not orphans:
+            break
+        after = orphans[-1]["id"]
+        _take(orphans, DRIVER_DEAD, dead["name"], by, report)
+    with transaction.atomic():
+        ours = one(sql.DROP_CLAIM, {"replica": dead["id"], "claimant": claimant}) is not None
+        finished = ours and one(sql.FINISH, {"replica": dead["id"]}) is not None
+    if finished:
+        report.finished.append(dead["name"])
+
+
+def _take_ownerless(by: str, report: Report) -> None:
+    orphans = rows(sql.READ_OWNERLESS, {"limit": conf().recovery_batch_size})
+    if orphans:
+        _take(orphans, DRIVER_ABSENT, "(no replica row)", by, report)
+
+
+def _take(orphans: list[Row], cause: Cause, replica: str, by: str, report: Report) -> None:
+    holds = [(o["id"], o["epoch"]) for o in orphans]
+    with transaction.atomic():
+        taken = take_away(holds, cause, detail=f"replica {replica} died")
+        RecoveryAction.objects.bulk_create([_action(ended, replica, by, cause) for ended in taken])
+    for ended in taken:
+        if ended.state is RunState.QUEUED:
+            report.requeued += 1
+        elif ended.state is RunState.INTERRUPTED:
+            report.interrupted += 1
+        else:
+            report.cancelled += 1
+
+
+def _action(ended: Ended, replica: str, by: str, cause: Cause) -> RecoveryAction:
+    return RecoveryAction(
+        by=by,
+        replica_name=replica,
+        run_id=ended.run,
+        outcome=OUTCOMES.get(ended.state, ended.state.value),
+        reason=f"{cause.name}: attempt {ended.attempt} ended with its driver",
+    )
+
+
+def _note(by: str, replica: str, run: int | None, outcome: str, reason: str) -> None:
+    RecoveryAction.objects.create(by=by, replica_name=replica, run_id=run, outcome=outcome, reason=reason)
