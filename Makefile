@@ -21,7 +21,7 @@ up: $(STAMP) ## run the whole fleet and its demo batch here; ARGS="--once --json
 	@exec $(PYTHON) manage.py up $(ARGS)
 
 test: $(STAMP) ## run every test against real servers; WORKERS=2, ARGS="tests/admission -k permit"
-	@deploy/test.sh "$(PYTHON)" -n "$(WORKERS)" -m "not soak" $(ARGS)
+	@deploy/test.sh "$(PYTHON)" -n "$(WORKERS)" --dist loadgroup -m "not soak" $(ARGS)
 
 soak: $(STAMP) ## the guarantees at full scale and length (long); ARGS as for test
 	@deploy/test.sh "$(PYTHON)" -n 0 -m soak $(ARGS)

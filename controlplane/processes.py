@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# Closes the gap between fork and setpriv: if we died in it, the new process has another parent by now, and ends.
+STILL_WANTED = 'test "$PPID" = "$0" || exit 1; exec "$@"'
+
 
 class ProcessError(Exception):
     """A process could not be started as promised: what, why, and what to do."""
@@ -28,18 +31,18 @@ def guarded(argv: Sequence[str], death_signal: signal.Signals, account: Account 
     """Wrap a command so that the kernel sends it `death_signal` when we die, also by SIGKILL; drop to `account`.
 
     setpriv(1) rather than `preexec_fn`: no Python runs between fork and exec, which could deadlock beside threads, and
-    the death signal is set after the change of user, which would clear it. It execs, so the pid is the command's own.
+    the death signal is set after the change of user, which would clear it. All exec, so the pid is the command's own.
     """
     _require_main_thread()
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
+    setpriv, shell = shutil.which("setpriv"), shutil.which("sh")
+    if setpriv is None or shell is None:
         raise ProcessError(
             "setpriv was not found: it ties children to their supervisor. Install the package util-linux."
         )
     options = ["--pdeathsig", death_signal.name.removeprefix("SIG")]
     if account is not None:
         options += [f"--reuid={account.uid}", f"--regid={account.gid}", "--clear-groups"]
-    return [setpriv, *options, "--", *argv]
+    return [setpriv, *options, "--", shell, "-c", STILL_WANTED, str(os.getpid()), *argv]
 
 
 def _require_main_thread() -> None:

@@ -10,6 +10,7 @@ say() { printf '%s\n' "$*" >&2; }
 # what is looked for | the package that brings it
 needs="
 dockerd|docker.io
+docker|docker.io
 /usr/lib/postgresql/15/bin/postgres|postgresql-15
 redis-server|redis-server
 pgbouncer|pgbouncer

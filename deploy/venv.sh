@@ -12,15 +12,19 @@ fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 suits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
 
+# The system's own first: as root, servers and runs use accounts that cannot enter an interpreter below root's home.
+# Among them one that can make environments, if any: Debian ships Python without the module that puts pip into them.
 find_python() {
-  local name
-  for name in ${WHARFINGER_PYTHON:-python3 python3.13 python3.12 python3.11 /usr/bin/python3}; do
-    if suits "$name"; then command -v "$name"; return; fi
+  local name fallback=
+  for name in ${WHARFINGER_PYTHON:-/usr/bin/python3 python3 python3.13 python3.12 python3.11}; do
+    suits "$name" || continue
+    if "$name" -c 'import ensurepip' 2>/dev/null; then command -v "$name"; return; fi
+    fallback=${fallback:-$(command -v "$name")}
   done
+  if [ -n "$fallback" ]; then echo "$fallback"; return; fi
   fail "no Python 3.11, 3.12 or 3.13 was found on PATH. Install one, or name it: WHARFINGER_PYTHON=/path/to/python3.12 make ..."
 }
 
-# Debian ships Python without the module that puts pip into a new environment.
 need_ensurepip() {
   "$python" -c 'import ensurepip' 2>/dev/null && return
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null && [ "$(dirname "$(readlink -f "$python")")" = /usr/bin ]; then
