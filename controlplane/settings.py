@@ -24,6 +24,8 @@ ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[:
 CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 
 INSTALLED_APPS = [
+    # First: its commands and templates stand before those of the apps it builds on (qcluster checks migrations).
+    "controlplane",
     "unfold",
     "django.contrib.admin",
     "django.contrib.auth",
@@ -41,7 +43,6 @@ INSTALLED_APPS = [
     "leadership",
     "runners",
     "recovery",
-    "controlplane",
 ]
 
 MIDDLEWARE = [

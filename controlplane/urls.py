@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from controlplane import health
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("livez", health.livez),
+    path("healthz", health.livez),
+    path("readyz", health.readyz),
+]

@@ -1,0 +1,1 @@
+"""The demo batch: an evaluation of HumanEval's own solutions, submitted by three tenants at once."""

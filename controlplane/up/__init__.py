@@ -1,0 +1,1 @@
+"""`manage.py up`: the whole fleet on this machine with one command. Supervises; never touches the database itself."""

@@ -1,0 +1,76 @@
+"""PostgreSQL and Valkey: the embedded ones, or those that the environment names."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from controlplane.embedded.directories import Home
+from controlplane.embedded.postgres import EmbeddedPostgres
+from controlplane.embedded.service import EmbeddedService
+from controlplane.embedded.valkey import EmbeddedValkey
+from controlplane.up.options import Execution
+
+
+@dataclass(slots=True)
+class Services:
+    """Started on entry, stopped on exit, in reverse order."""
+
+    home: Home = field(default_factory=Home.open)
+    environment: dict[str, str] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    _started: list[EmbeddedService] = field(default_factory=list)
+
+    def __enter__(self) -> Services:
+        try:
+            self._provide("DATABASE_URL", EmbeddedPostgres)
+            self._provide("REDIS_URL", EmbeddedValkey)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _provide(self, variable: str, service: type[EmbeddedService]) -> None:
+        if url := os.environ.get(variable):
+            self.environment[variable] = url
+            self.names.append(f"{variable} as given")
+            return
+        started = service(self.home)
+        started.start()
+        self._started.append(started)
+        self.environment[variable] = started.url()
+        self.names.append(started.title)
+
+    def _stop(self) -> None:
+        while self._started:
+            self._started.pop().stop()
+
+    def child_environment(self, execution: Execution, port: int) -> dict[str, str]:
+        """The environment of every child: ours, plus where things are. Settings that were given win."""
+        defaults = {
+            "SECRET_KEY": _secret_key(self.home),
+            "CONTROLPLANE_EXECUTOR": execution.executor,
+            "CONTROLPLANE_IMAGE_ALIASES": execution.image_aliases,
+            "CONTROLPLANE_CALLBACK_BASE_URL": f"http://127.0.0.1:{port}",
+            "CONTROLPLANE_DRAIN_SECONDS": "10",
+            "PYTHONUNBUFFERED": "1",
+            "DJANGO_SETTINGS_MODULE": "controlplane.settings",
+        }
+        given = {k: v for k, v in os.environ.items() if k != "WHARFINGER_EPHEMERAL_SECRET"}
+        return {**defaults, **given, **self.environment, "CONTROLPLANE_EXECUTOR": execution.executor}
+
+
+def _secret_key(home: Home) -> str:
+    """One key for this home, made at the first start: sessions and tokens outlive a restart."""
+    path: Path = home.path / "secret-key"
+    if not path.exists():
+        home.write_private(path, secrets.token_urlsafe(50), for_server=False)
+    return path.read_text().strip()
