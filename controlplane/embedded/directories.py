@@ -41,10 +41,10 @@ class Home:
     account: Account | None
 
     @classmethod
-    def open(cls) -> Home:
-        """Make or find the home: `WHARFINGER_HOME`, else a system directory for root, else a user data directory."""
+    def open(cls, path: Path | None = None) -> Home:
+        """Make or find the home: `path`, `WHARFINGER_HOME`, or a system directory for root and a user data one else."""
         account = _service_account() if os.geteuid() == 0 else None
-        home = cls(_chosen_path(account), account)
+        home = cls(path or _chosen_path(account), account)
         _refuse_foreign(home.path)
         home.path.mkdir(parents=True, exist_ok=True)
         (home.path / MARKER).touch()

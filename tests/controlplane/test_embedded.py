@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -25,14 +26,20 @@ SERVICES: list[type[EmbeddedService]] = [EmbeddedPostgres, EmbeddedValkey]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    """A home outside of pytest's own temp directory, which no other user may enter."""
+@contextmanager
+def place_for_servers() -> Iterator[Path]:
+    """A directory outside of pytest's own temp directory, which no other user may enter."""
     place = Path(tempfile.mkdtemp(prefix="wharfinger-test."))
     place.chmod(0o711)
-    monkeypatch.setenv("WHARFINGER_HOME", str(place / "home"))
-    yield Home.open()
+    yield place
     shutil.rmtree(place)
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    with place_for_servers() as place:
+        monkeypatch.setenv("WHARFINGER_HOME", str(place / "home"))
+        yield Home.open()
 
 
 @pytest.fixture
@@ -97,15 +104,11 @@ def test_postgres_is_set_as_promised(shared_postgres: EmbeddedPostgres, setting:
 @pytest.fixture(scope="module")
 def shared_postgres() -> Iterator[EmbeddedPostgres]:
     """One server for the tests that only read."""
-    place = Path(tempfile.mkdtemp(prefix="wharfinger-test."))
-    place.chmod(0o711)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WHARFINGER_HOME", str(place / "home"))
-        server = EmbeddedPostgres(Home.open())
-    server.start()
-    yield server
-    server.stop()
-    shutil.rmtree(place)
+    with place_for_servers() as place:
+        server = EmbeddedPostgres(Home.open(place / "home"))
+        server.start()
+        yield server
+        server.stop()
 
 
 def test_postgres_is_eighteen_in_utf8(shared_postgres: EmbeddedPostgres) -> None:
@@ -323,20 +326,23 @@ valkey.stop(); postgres.stop()
 
 def test_an_ordinary_user_runs_both() -> None:
     """As `nobody` when we are root. May read all files, since this checkout may lie in a closed directory; no more."""
-    place = Path(tempfile.mkdtemp(prefix="wharfinger-user."))
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
-    os.chown(place, user.pw_uid, user.pw_gid)
     drop = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
     # The last one keeps the right for access(2) too, by which initdb looks for its own binaries.
     drop += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--securebits=+no_setuid_fixup", "--"]
-    done = subprocess.run(
-        [*(drop if os.geteuid() == 0 else []), sys.executable, "-c", ORDINARY],
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "HOME": str(place), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.split()) == (0, ["42", "True"]), done.stderr
-    shutil.rmtree(place)
+    with place_for_servers() as place:
+        os.chown(place, user.pw_uid, user.pw_gid)
+        done = subprocess.run(
+            [*(drop if os.geteuid() == 0 else []), sys.executable, "-c", ORDINARY],
+            cwd=ROOT,
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(place),
+                "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+            },
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert (done.returncode, done.stdout.split()) == (0, ["42", "True"]), done.stderr
