@@ -42,7 +42,7 @@ class Home:
 
     @classmethod
     def open(cls, path: Path | None = None) -> Home:
-        """Make or find the home: `path`, `WHARFINGER_HOME`, or a system directory for root and a user data one else."""
+        """Make or find the home: `path`, `WHARFINGER_HOME`, a system directory for root, a user data one otherwise."""
         account = _service_account() if os.geteuid() == 0 else None
         home = cls(path or _chosen_path(account), account)
         _refuse_foreign(home.path)
