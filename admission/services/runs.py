@@ -215,24 +215,25 @@ def cancel_runs(
     actor: Actor,
     reason: str = "",
     tenant_id: int | None = None,
-    ending_state: RunState = RunState.CANCELLED,
-    reason_code: str = "cancelled",
+    cause: str = "asked",
 ) -> dict[int, RunState]:
     """Cancel (T5): queued runs end here; for the others it is a request that their driver answers.
 
-    Returns the state of each run that was open. A run that is missing had ended, or belongs to another tenant.
+    Returns the state of each run that was open. A run that is missing had ended, or belongs to another tenant, or the
+    cause (of `CANCEL_CAUSES`) is not true of it. A passed run deadline is a cancel with another ending (rule A28).
     """
     if not runs:
         return {}
+    overdue = cause == "run_deadline"
     moved = rows(
-        ending.CANCEL_RUNS,
+        ending.CANCEL_RUNS.format(cause=ending.CANCEL_CAUSES[cause]),
         {
             "runs": list(runs),
             "tenant_id": tenant_id,
             "actor": actor.name,
             "reason": reason[:MAX_DETAIL],
-            "ending": ending_state.value,
-            "reason_code": reason_code,
+            "ending": (RunState.TIMED_OUT if overdue else RunState.CANCELLED).value,
+            "reason_code": "run_deadline" if overdue else "cancelled",
         },
     )
     return {r["id"]: RunState(r["state"]) for r in moved}

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from django.db import transaction
-
-from admission.services.runs import (
-    RUNNER_LEASE,
-    START_DEADLINE,
-    cancel_runs,
-    take_away,
-)
+from admission.services.runs import RUNNER_LEASE, START_DEADLINE, cancel_runs, take_away
 from admission.sql import ending
-from admission.states import RunState
 from controlplane.core.audit import SYSTEM
 from controlplane.core.sql import rows
 
@@ -54,12 +46,4 @@ def sweep_deadlines() -> SweepResult:
 
 def _end_overdue_runs(limit: dict[str, int]) -> int:
     overdue = [r["id"] for r in rows(ending.READ_RUN_DEADLINES, limit)]
-    with transaction.atomic():
-        requested = cancel_runs(
-            overdue,
-            actor=SYSTEM,
-            reason="run time limit",
-            ending_state=RunState.TIMED_OUT,
-            reason_code="run_deadline",
-        )
-    return len(requested)
+    return len(cancel_runs(overdue, actor=SYSTEM, reason="run time limit", cause="run_deadline"))

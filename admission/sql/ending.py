@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from admission.sql.blocks import BACKLOG_TAIL, RELEASE_TAIL
+from admission.sql.blocks import BACKLOG_TAIL, RELEASE_TAIL, RETURN_TAIL
 
 # Take runs from their drivers for a cause that is judged again here, under the row lock. `{cause}` is one of
 # `TAKE_AWAY_CAUSES`. Always raises the epoch; a permit never outlives its hold. Outcomes: a requested cancel ends it;
 # an unstarted admission goes back without burning a try (the fifth in a row burns one); a started one is retried while
-# tries are left, else interrupted. Locks: runs in order, permits, counters in order.
+# tries are left, else interrupted. Everything that decides is read by `locked`, under the lock: another look at the table
+# in this statement would see the row as it was before the wait, without the cancel that was waited for.
+# Locks: runs in order, permits, counters in order.
 TAKE_AWAY: Final = f"""
 WITH asked AS (SELECT * FROM unnest(%(runs)s::bigint[], %(epochs)s::bigint[]) AS a(id, epoch)),
 locked AS (
-    SELECT r.id, r.attempt, r.state = 'admitted' AS unstarted,
+    SELECT r.id, r.attempt, r.state = 'admitted' AS unstarted, r.max_tries, r.retry_on_interrupt,
+           CASE WHEN r.cancel_requested_at IS NOT NULL THEN coalesce(nullif(r.cancel_ending, ''), 'cancelled')
+           END AS cancelled,
            CASE WHEN r.state = 'running' AND %(burns)s THEN r.tries
                 WHEN r.state = 'running' THEN greatest(r.tries - 1, 0)
                 WHEN %(counts_unstarted)s AND r.unstarted + 1 >= %(unstarted_limit)s THEN r.tries + 1
@@ -25,11 +29,11 @@ locked AS (
     ORDER BY r.id FOR NO KEY UPDATE OF r
 ),
 decided AS (
-    SELECT l.*, CASE WHEN r.cancel_requested_at IS NOT NULL THEN coalesce(nullif(r.cancel_ending, ''), 'cancelled')
-                     WHEN l.unstarted AND l.tries < greatest(r.max_tries, 1) THEN 'queued'
-                     WHEN r.retry_on_interrupt AND l.tries < r.max_tries THEN 'queued'
+    SELECT l.*, CASE WHEN l.cancelled IS NOT NULL THEN l.cancelled
+                     WHEN l.unstarted AND l.tries < greatest(l.max_tries, 1) THEN 'queued'
+                     WHEN l.retry_on_interrupt AND l.tries < l.max_tries THEN 'queued'
                      ELSE 'interrupted' END AS next
-    FROM locked l JOIN admission_run r ON r.id = l.id
+    FROM locked l
 ),
 moved AS (
     UPDATE admission_run r
@@ -51,9 +55,8 @@ closed AS (
         ending = CASE WHEN t.started_at IS NULL THEN 'returned' ELSE 'interrupted' END
     FROM moved m WHERE t.run_id = m.id AND t.number = m.attempt
 ),
-{RELEASE_TAIL},
 returned AS (SELECT tenant_id FROM moved WHERE state = 'queued'),
-{BACKLOG_TAIL}
+{RETURN_TAIL}
 SELECT id, attempt, epoch, state, tenant_id FROM moved
 """
 
@@ -67,12 +70,12 @@ TAKE_AWAY_CAUSES: Final[dict[str, str]] = {
 
 # Queued: ends here, and gives back whatever a claim behind a lost reply may have left (rule A9). Admitted or running: a
 # request, nothing else; the run turns `cancelled` when its driver confirmed the stop. Ended: not matched.
-# Locks: runs in order, permits, counters. `%(tenant_id)s` null: any tenant.
+# `{cause}` is one of `CANCEL_CAUSES`. Locks: runs in order, permits, counters. `%(tenant_id)s` null: any tenant.
 CANCEL_RUNS: Final = f"""
 WITH locked AS (
     SELECT r.id, r.attempt, r.state FROM admission_run r
     WHERE r.id = ANY(%(runs)s) AND r.state IN ('queued', 'admitted', 'running')
-      AND (%(tenant_id)s::bigint IS NULL OR r.tenant_id = %(tenant_id)s)
+      AND (%(tenant_id)s::bigint IS NULL OR r.tenant_id = %(tenant_id)s) AND ({{cause}})
     ORDER BY r.id FOR NO KEY UPDATE OF r
 ),
 requested AS (
@@ -93,6 +96,13 @@ moved AS (SELECT id, attempt FROM requested WHERE state NOT IN ('admitted', 'run
 {RELEASE_TAIL}
 SELECT id, state, tenant_id FROM requested
 """
+
+# Why a run is cancelled, as a predicate on the run row `r`, judged under its lock: between the sweep's look and its act
+# an overdue attempt may have been taken away, and its successor (or the queued run) is not overdue.
+CANCEL_CAUSES: Final[dict[str, str]] = {
+    "asked": "true",
+    "run_deadline": "r.state = 'running' AND r.run_deadline <= statement_timestamp() AND r.cancel_requested_at IS NULL",
+}
 
 # Delayed runs whose time has come join the queue. Index: run_delayed. Bounded; rows under somebody's lock wait a tick.
 RELEASE_DELAYED: Final = f"""
