@@ -13,6 +13,7 @@ from runners.agent.environment import run_environment
 from runners.agent.executors.base import ExecutorError
 
 NOBODY = "65534:65534"
+NOBODY_OWNS = "uid=65534,gid=65534"
 LABEL_RUN = "wharfinger.run"
 LABEL_ATTEMPT = "wharfinger.attempt"
 LABEL_EPOCH = "wharfinger.epoch"
@@ -65,7 +66,8 @@ def container_config(
 def _host_config(assignment: Assignment, files: Path | None, *, with_init: bool) -> Json:
     spec = assignment.spec
     limits = spec.resources
-    tmpfs = f"rw,exec,nosuid,nodev,mode=1777,size={limits.disk_mib}m"
+    # Owner and mode: older runc gives the mount the mode that the image's directory has.
+    tmpfs = f"rw,exec,nosuid,nodev,mode=1777,{NOBODY_OWNS},size={limits.disk_mib}m"
     return {
         "NetworkMode": spec.network,
         "ReadonlyRootfs": True,

@@ -35,6 +35,8 @@ LOST_CODE = 255
 _KILLED_WITH_DAEMON = {137, 143, LOST_CODE}
 _POLL_SECONDS = 30.0
 _BROKEN_POLL_SECONDS = 1.0
+# A container whose output ended by itself is reported as ended within this; later, the connection broke first.
+_PROMPT_SECONDS = 0.5
 
 
 class DockerExecutor:
@@ -221,7 +223,7 @@ class DockerExecution:
             elif self._readable(self._attached, seconds) and not self._read(self._attached, frames):
                 self._attached.close()
                 self._attached = None
-                if self._exit_code() is not None:
+                if self._exit_code() is not None and now() - moment < _PROMPT_SECONDS:
                     return True
                 self._broken = True
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,13 @@ class DockerAdapter:
         self._version = client.api_version
         return client
 
+    def close(self) -> None:
+        """Close kept connections. The adapter may be used again."""
+        with self._lock:
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
+            client.close()
+
     def identity(self) -> Daemon:
         """Who the daemon is. The id is cloned with a disk image; rule P4 keeps a nonce beside it."""
         client = self._client()
@@ -176,7 +183,8 @@ class DockerAdapter:
         """The kept log from its first byte, then following; for whoever lost the attached connection."""
         client = self._client()
         with _told_apart(f"reading the log of {container[:12]}"):
-            yield from client.logs(container, stdout=True, stderr=True, stream=True, follow=True)
+            with closing(client.logs(container, stdout=True, stderr=True, stream=True, follow=True)) as output:
+                yield from output
 
     def start(self, container: str) -> None:
         """Start. Sent once: a repeated start would run an exited container again."""

@@ -89,6 +89,8 @@ def _merge_usr(tree: Path) -> None:
 def _finish(tree: Path, python: str) -> None:
     for name in ("tmp", "work", "etc", "proc", "sys", "dev", "root", "var/tmp"):
         (tree / name).mkdir(parents=True, exist_ok=True)
+    for name in ("tmp", "var/tmp"):
+        (tree / name).chmod(0o1777)
     for name in ("python", "python3"):
         _link(tree / "usr/bin" / name, python)
     busybox = tree / "bin/busybox"

@@ -1,0 +1,237 @@
+"""A driver: claims runs, executes them, reports their ends. The same for a replica and for an agent.
+
+Each part has a thread of its own, so that none holds up another: claims, starts (one call for all that wait),
+heartbeats, logs, results (one call for all that ended), and one for each run.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from runners.agent.assignment import Assignment, Capacity, Ending, Result, RunKey, Verdict
+from runners.agent.backoff import jittered
+from runners.agent.clock import now
+from runners.agent.control import Control
+from runners.agent.events import OnEvent, guarded, log_event
+from runners.agent.executors.base import Executor
+from runners.agent.holds import Hold, Holds, Phase
+from runners.agent.lifecycle import SHUTDOWN, Lifecycle
+from runners.agent.loops import FOREVER, Loop
+from runners.agent.outbox import Outbox
+
+MOST_STARTS = 100
+LOG_SECONDS = 1.0
+LABEL_RUN = "wharfinger.run"
+LABEL_ATTEMPT = "wharfinger.attempt"
+LABEL_EPOCH = "wharfinger.epoch"
+
+
+class Driver:
+    """Drives up to `slots` runs at once on one executor, within the machine's memory and processors if given."""
+
+    def __init__(  # noqa: PLR0913 - each is a fact about the machine or a setting with a default
+        self,
+        control: Control,
+        executor: Executor,
+        *,
+        slots: int,
+        labels: Mapping[str, str] | None = None,
+        memory_mib: int | None = None,
+        cpu: float | None = None,
+        heartbeat_seconds: float = 10.0,
+        poll_seconds: float = 0.5,
+        on_event: OnEvent = log_event,
+    ) -> None:
+        self.slots = slots
+        self._control = control
+        self._labels = dict(labels or {})
+        self._memory_mib = memory_mib
+        self._cpu = cpu
+        self._heartbeat_seconds = heartbeat_seconds
+        self._poll_seconds = poll_seconds
+        self._on_event = guarded(on_event)
+        self._holds = Holds()
+        self._draining = False
+        self._request: str | None = None
+        self._claiming = threading.Lock()
+        self._outbox = Outbox(control, self._on_event, self._release)
+        self._lifecycle = Lifecycle(control, executor, self._outbox, self._release, self._on_event)
+        self._claims = Loop("claims", self._claim, self._on_event)
+        self._starts = Loop("starts", self._start_waiting, self._on_event)
+        self._beats = Loop("heartbeat", self._beat, self._on_event)
+        self._logs = Loop("logs", self._flush_logs, self._on_event)
+        self._loops = [self._claims, self._starts, self._beats, self._logs, self._outbox.loop]
+
+    # -- for its owner ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to claim. Returns at once."""
+        for loop in self._loops:
+            loop.start()
+
+    def wake(self) -> None:
+        """Something is new: claim now rather than at the next poll."""
+        self._claims.wake()
+
+    @property
+    def held(self) -> list[RunKey]:
+        """What it holds, from the claim to the answered result."""
+        return [hold.key for hold in self._holds.all()]
+
+    def seconds_since_claim_tick(self) -> float:
+        """A wedged driver does not look alive: its owner stops beating when this grows (rule R2)."""
+        return now() - self._claims.last_tick
+
+    def apply(self, key: RunKey, verdict: Verdict) -> None:
+        """A verdict that came by another way than a heartbeat."""
+        hold = self._holds.get(key)
+        if hold is None or verdict is Verdict.OK:
+            return
+        superseded = verdict is Verdict.SUPERSEDED
+        first = not hold.stop_reason
+        if hold.stop("superseded" if superseded else "cancelled", superseded=superseded) and first:
+            self._tell(hold, "stopping", reason=hold.stop_reason)
+            self._starts.wake()
+
+    def take_up(self, assignments: Iterable[Assignment]) -> None:
+        """Begin with assignments that did not come by our own claim: admitted to us, their reply lost."""
+        for assignment in assignments:
+            hold = Hold(assignment, self._logs.wake)
+            if self._holds.add(hold):
+                self._tell(hold, "claimed", tenant=assignment.tenant)
+        self._starts.wake()
+
+    def reconcile(self, read_open: Callable[[], Collection[RunKey]]) -> list[RunKey]:
+        """Compare with the control plane's rows: stop what is not open any more, return what we do not know.
+
+        The keys are read by a callable, for they mean something only relative to our own state at that time: what
+        was claimed after the reading is not gone, and what a claim under way brings is not unknown.
+        """
+        with self._claiming:
+            before = {hold.key for hold in self._holds.all()}
+            unanswered = self._request is not None
+            opened = set(read_open())
+        for key in before - opened:
+            self.apply(key, Verdict.SUPERSEDED)
+        # The repeat of an unanswered claim will bring what it got.
+        return [] if unanswered else sorted(opened - before, key=lambda key: (key.run, key.epoch))
+
+    def drain(self, seconds: float | None = None) -> bool:
+        """Claim no more, give back what is not started, finish the rest; True when nothing is held any more."""
+        self._draining = True
+        self._starts.wake()
+        # A claim under way may still bring something: without it "nothing is held" would be said too early.
+        if not self._claiming.acquire(timeout=-1 if seconds is None else seconds):
+            return False
+        self._claiming.release()
+        self._starts.wake()
+        if not self._holds.wait_until_empty(seconds):
+            return False
+        self._stop_loops()
+        return True
+
+    def stop_now(self, seconds: float | None = None) -> bool:
+        """As `drain`, but stop what runs; it is given back once it is confirmed gone."""
+        self._draining = True
+        for hold in self._holds.all():
+            hold.stop(SHUTDOWN)
+        return self.drain(seconds)
+
+    def _stop_loops(self) -> None:
+        for loop in self._loops:
+            loop.stop()
+        for loop in self._loops:
+            loop.join(1.0)
+
+    # -- claims -----------------------------------------------------------------------------------------------------
+
+    def _claim(self) -> float:
+        with self._claiming:
+            free = self._free()
+            if self._draining or free.slots <= 0:
+                return FOREVER
+            # The same id until it is answered: a repeat gets what the lost answer said, not a second helping.
+            self._request = self._request or uuid.uuid4().hex
+            assignments = self._control.claim(self._request, free)
+            self._request = None
+            self.take_up(assignments)
+        more = len(self._holds) < self.slots
+        return 0.0 if assignments and more else jittered(self._poll_seconds)
+
+    def _free(self) -> Capacity:
+        held = [hold.assignment.spec.resources for hold in self._holds.all()]
+        memory = None if self._memory_mib is None else max(0, self._memory_mib - sum(r.memory_mib for r in held))
+        cpu = None if self._cpu is None else max(0.0, self._cpu - sum(r.cpu for r in held))
+        full = memory == 0 or cpu == 0
+        return Capacity(0 if full else self.slots - len(held), memory, cpu)
+
+    def _release(self, hold: Hold) -> None:
+        self._holds.discard(hold)
+        self._claims.wake()
+
+    # -- starts -----------------------------------------------------------------------------------------------------
+
+    def _start_waiting(self) -> float:
+        waiting = self._holds.all(Phase.CLAIMED)
+        ready = [hold for hold in waiting if not self._turned_down(hold)][:MOST_STARTS]
+        if not ready:
+            return FOREVER
+        asked = now()
+        verdicts = self._control.start([hold.key for hold in ready])
+        for hold in ready:
+            self._begin(hold, verdicts.get(hold.key, Verdict.SUPERSEDED), asked)
+        return 0.0
+
+    def _turned_down(self, hold: Hold) -> bool:
+        """Ended before anything was made for it."""
+        if hold.superseded:
+            self._forget(hold)
+        elif hold.stop_reason == "cancelled":
+            self._outbox.settle(hold, Result(hold.key.run, hold.key.epoch, Ending.CANCELLED, "cancelled"))
+        elif hold.stop_reason or (self._draining and hold.phase is Phase.CLAIMED):
+            self._outbox.give_back(hold, hold.stop_reason or "drained")
+        else:
+            return False
+        return True
+
+    def _begin(self, hold: Hold, verdict: Verdict, asked: float) -> None:
+        self.apply(hold.key, verdict)
+        if verdict is Verdict.OK:
+            # From before the question: the local deadline may only be earlier than the control plane's.
+            hold.deadline = asked + hold.assignment.spec.timeout_seconds
+            hold.phase = Phase.ACCEPTED
+            self._tell(hold, "accepted")
+        if not self._turned_down(hold):
+            self._lifecycle.begin(hold, self._labels_of(hold.assignment))
+
+    def _forget(self, hold: Hold) -> None:
+        hold.ended()
+        self._tell(hold, "superseded")
+        self._release(hold)
+
+    def _labels_of(self, assignment: Assignment) -> dict[str, str]:
+        own = {LABEL_RUN: assignment.run, LABEL_ATTEMPT: assignment.attempt, LABEL_EPOCH: assignment.epoch}
+        return {**{key: str(value) for key, value in own.items()}, **self._labels}
+
+    # -- heartbeats and logs ----------------------------------------------------------------------------------------
+
+    def _beat(self) -> float:
+        sent = self._holds.all()
+        if sent:
+            verdicts = self._control.heartbeat([hold.key for hold in sent])
+            for hold in sent:
+                # Not by key: what is held under it now may have been claimed after the question.
+                if self._holds.get(hold.key) is hold:
+                    self.apply(hold.key, verdicts.get(hold.key, Verdict.SUPERSEDED))
+        return jittered(self._heartbeat_seconds)
+
+    def _flush_logs(self) -> float:
+        for hold in self._holds.all(Phase.RUNNING):
+            if hold.logs.waiting:
+                self._lifecycle.flush(hold)
+        return LOG_SECONDS
+
+    def _tell(self, hold: Hold, name: str, **fields: object) -> None:
+        self._on_event(name, run=hold.key.run, epoch=hold.key.epoch, attempt=hold.assignment.attempt, **fields)

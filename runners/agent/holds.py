@@ -1,0 +1,101 @@
+"""What a driver holds: one entry for each (run, epoch), from the claim until the control plane knows its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+
+from runners.agent.assignment import Assignment, RunKey
+from runners.agent.executors.base import Execution
+from runners.agent.logs import LogBuffer
+
+
+class Phase(StrEnum):
+    """Where an entry stands. Only ever forward."""
+
+    CLAIMED = "claimed"
+    ACCEPTED = "accepted"
+    RUNNING = "running"
+    REPORTING = "reporting"
+
+
+class Hold:
+    """One assignment and its execution. The lock makes 'stop' and 'the execution is there now' meet."""
+
+    def __init__(self, assignment: Assignment, wake_logs: Callable[[], None]) -> None:
+        self.assignment = assignment
+        self.key: RunKey = assignment.key
+        self.phase = Phase.CLAIMED
+        self.deadline: float | None = None
+        self.superseded = False
+        self.stop_reason = ""
+        hidden = [*assignment.secrets.values(), assignment.job_token]
+        self.logs = LogBuffer(hidden, wake=wake_logs)
+        self._execution: Execution | None = None
+        self._lock = threading.Lock()
+
+    def attach(self, execution: Execution) -> None:
+        """The execution is there; a stop that came before it is passed on."""
+        with self._lock:
+            self._execution = execution
+            self.phase = Phase.RUNNING
+            reason = self.stop_reason
+        if reason:
+            execution.stop(reason)
+
+    def stop(self, reason: str, *, superseded: bool = False) -> bool:
+        """Stop it, now or as soon as it is there; False when it had ended already. The first reason stays."""
+        with self._lock:
+            if self.phase is Phase.REPORTING:
+                return False
+            self.superseded = self.superseded or superseded
+            self.stop_reason = self.stop_reason or reason
+            execution = self._execution
+        if execution is not None:
+            execution.stop(self.stop_reason)
+        return True
+
+    def ended(self) -> None:
+        """Its container is confirmed gone, or was never made: from here on a stop means nothing."""
+        with self._lock:
+            self.phase = Phase.REPORTING
+
+
+class Holds:
+    """All entries of a driver."""
+
+    def __init__(self) -> None:
+        self._entries: dict[RunKey, Hold] = {}
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, hold: Hold) -> bool:
+        """False when that key is held already: a claim's answer may come twice."""
+        with self._changed:
+            if hold.key in self._entries:
+                return False
+            self._entries[hold.key] = hold
+            return True
+
+    def get(self, key: RunKey) -> Hold | None:
+        """The entry of a key."""
+        return self._entries.get(key)
+
+    def all(self, phase: Phase | None = None) -> list[Hold]:
+        """A snapshot, in the order of arrival."""
+        with self._changed:
+            return [hold for hold in self._entries.values() if phase is None or hold.phase is phase]
+
+    def discard(self, hold: Hold) -> None:
+        """Its slot is free."""
+        with self._changed:
+            self._entries.pop(hold.key, None)
+            self._changed.notify_all()
+
+    def wait_until_empty(self, seconds: float | None) -> bool:
+        """True when nothing is held any more."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._entries, seconds)

@@ -1,0 +1,130 @@
+"""The life of one accepted run, in a thread of its own: make, wait, remove with proof, deliver the log, report."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+
+from runners.agent.assignment import Ending, Result
+from runners.agent.backoff import Backoff
+from runners.agent.clock import now
+from runners.agent.control import Control, ControlUnavailable, Superseded
+from runners.agent.events import OnEvent
+from runners.agent.executors.base import Execution, Executor, ExecutorError, Exit
+from runners.agent.holds import Hold
+from runners.agent.outbox import Outbox
+
+LOG_PATIENCE_SECONDS = 60.0
+SHUTDOWN = "shutdown"
+# Ends that say nothing about the run: the control plane decides between another attempt and an interruption.
+_NOT_ITS_OWN = {SHUTDOWN, "lost"}
+_ENDINGS = {"cancelled": Ending.CANCELLED, "timeout": Ending.TIMED_OUT}
+
+
+class Lifecycle:
+    """What every run of a driver goes through. `forget` drops a hold of which nothing is to be reported."""
+
+    def __init__(
+        self, control: Control, executor: Executor, outbox: Outbox, forget: Callable[[Hold], None], on_event: OnEvent
+    ) -> None:
+        self._control = control
+        self._executor = executor
+        self._outbox = outbox
+        self._forget = forget
+        self._on_event = on_event
+
+    def begin(self, hold: Hold, labels: Mapping[str, str]) -> None:
+        """Start the thread."""
+        name = f"run-{hold.key.run}-{hold.key.epoch}"
+        threading.Thread(target=self._live, args=(hold, labels), name=name, daemon=True).start()
+
+    def _live(self, hold: Hold, labels: Mapping[str, str]) -> None:
+        try:
+            end = self._execute(hold, labels)
+        except ExecutorError as error:
+            end = Exit(None, error.reason, str(error))
+        except Exception as error:  # noqa: BLE001 - told with its stack; then the slot is proved empty before it is freed
+            self._tell(hold, "driver_error", error=repr(error), stack=traceback.format_exc())
+            self._until_confirmed(hold, lambda: self._executor.sweep(labels))
+            end = Exit(None, "executor_error", f"the driver failed: {error!r}")
+        self._tell(hold, "ended", code=end.code, reason=end.reason, detail=end.detail)
+        hold.logs.close()
+        self._deliver_log(hold)
+        self._report(hold, end)
+
+    def _execute(self, hold: Hold, labels: Mapping[str, str]) -> Exit:
+        execution = self._executor.start(hold.assignment, hold.logs.write, labels)
+        hold.attach(execution)
+        self._tell(hold, "running")
+        end = self._wait(hold, execution)
+        self._until_confirmed(hold, execution.remove)
+        return end
+
+    def _wait(self, hold: Hold, execution: Execution) -> Exit:
+        try:
+            return execution.wait(hold.deadline)
+        except ExecutorError as error:
+            return Exit(None, error.reason, str(error))
+        except Exception as error:  # noqa: BLE001 - told with its stack; what was made must be removed all the same
+            self._tell(hold, "driver_error", error=repr(error), stack=traceback.format_exc())
+            return Exit(None, "executor_error", f"the driver failed: {error!r}")
+
+    def _until_confirmed(self, hold: Hold, remove: Callable[[], object]) -> None:
+        """Never settled before: the permit stands for what may still be running. Keeps the slot meanwhile."""
+        backoff = Backoff(0.5, 30.0)
+        pause = threading.Event()
+        while True:
+            try:
+                remove()
+            except Exception as error:  # noqa: BLE001 - whatever it is, nothing was confirmed
+                self._tell(hold, "remove_failed", error=str(error) or repr(error))
+                pause.wait(backoff.delay())
+            else:
+                return
+
+    def flush(self, hold: Hold) -> None:
+        """Send the log that waits. A run that moved on is stopped, its log dropped."""
+        try:
+            hold.logs.flush(lambda offset, data: self._control.append_log(hold.key, offset, data))
+        except Superseded:
+            hold.logs.discard()
+            hold.stop("superseded", superseded=True)
+
+    def _deliver_log(self, hold: Hold) -> None:
+        """The last of the log goes before the result; a control plane that takes no logs may not hold that up long."""
+        until = now() + LOG_PATIENCE_SECONDS
+        backoff = Backoff()
+        pause = threading.Event()
+        while hold.logs.waiting:
+            try:
+                self.flush(hold)
+            except ControlUnavailable as error:
+                if now() >= until:
+                    self._tell(hold, "log_undelivered", bytes=hold.logs.waiting, error=str(error))
+                    return
+                pause.wait(backoff.delay())
+            except Exception as error:  # noqa: BLE001 - told with its stack; the result matters more than its log
+                self._tell(
+                    hold, "log_undelivered", bytes=hold.logs.waiting, error=repr(error), stack=traceback.format_exc()
+                )
+                return
+
+    def _report(self, hold: Hold, end: Exit) -> None:
+        if hold.superseded:
+            self._tell(hold, "superseded")
+            self._forget(hold)
+        elif end.reason in _NOT_ITS_OWN:
+            self._outbox.give_back(hold, end.reason)
+        else:
+            self._outbox.settle(hold, result_of(hold, end))
+
+    def _tell(self, hold: Hold, name: str, **fields: object) -> None:
+        self._on_event(name, run=hold.key.run, epoch=hold.key.epoch, attempt=hold.assignment.attempt, **fields)
+
+
+def result_of(hold: Hold, end: Exit) -> Result:
+    """The result to report for an end."""
+    by_itself = Ending.SUCCEEDED if end.code == 0 and not end.reason else Ending.FAILED
+    ending = _ENDINGS.get(end.reason, by_itself)
+    return Result(hold.key.run, hold.key.epoch, ending, end.reason, end.detail, end.code)
