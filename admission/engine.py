@@ -6,37 +6,26 @@ decided by the predicate of the counter's own UPDATE in `ADMIT_RUNS`; everything
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from django.db import DatabaseError, transaction
-from pydantic import ValidationError
+from django.db import DatabaseError, connection, transaction
 
 from admission.drivers import Driver, DriverGone
-from admission.fairness import Flow, spread
+from admission.picking import Envelope, Offer, gather
 from admission.plan import Candidate, CounterRow, Plan, plan_admission
-from admission.spec import RunSpec, parse_spec
+from admission.spec import RunSpec
 from admission.sql import admitting as sql
 from admission.states import Scope
 from controlplane.core.conf import conf
-from controlplane.core.sql import Row, execute, one, rows
+from controlplane.core.sql import Row, execute, rows
 
 log = logging.getLogger(__name__)
 
-PAGE = 100
-MAX_ROUNDS = 4
+__all__ = ["Admitted", "Envelope", "admit", "clear_backlogs", "read_flows"]
 
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What the driver could start now (rule A19). None: not bounded here."""
-
-    slots: int
-    memory_mib: int | None = None
-    cpu: float | None = None
+LARGEST_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +39,6 @@ class Admitted:
     spec: RunSpec
 
 
-@dataclass(slots=True)
-class _Offer:
-    """What one admitting transaction has locked so far."""
-
-    share: dict[int, float] = field(default_factory=dict)
-    slug: dict[int, str] = field(default_factory=dict)
-    has_quota: dict[int, bool] = field(default_factory=dict)
-    candidates: list[Candidate] = field(default_factory=list)
-    broken: dict[int, str] = field(default_factory=dict)
-    empty: list[int] = field(default_factory=list)
-    """Counters of tenants that had nothing to offer."""
-
-    def taken(self) -> list[int]:
-        return [c.run for c in self.candidates] + list(self.broken)
-
-
 def admit(driver: Driver, envelope: Envelope) -> list[Admitted]:
     """Admit up to `envelope.slots` queued runs to this driver, in fair order, and return them.
 
@@ -76,21 +49,27 @@ def admit(driver: Driver, envelope: Envelope) -> list[Admitted]:
     envelope = _bounded(envelope)
     if envelope.slots <= 0:
         return []
-    flows = read_flows(driver, offset=0)
+    # Few tenants for few slots: what one admission reads does not depend on how many tenants wait.
+    flows = read_flows(driver, page=2 * envelope.slots + 8)
     if not flows:
         return []
     try:
-        return _admit_from(driver, envelope, flows)
+        admitted, empty = _admit_from(driver, envelope, flows)
     except DatabaseError:
+        if _connection_is_lost():
+            # The commit itself may have been answered into the void: asking for more now could give the driver twice
+            # what it can start.
+            raise
         # One tenant's broken row must not stop the others (rule A22): each is tried in a transaction of its own.
         log.exception("admission.batch_failed", extra={"driver": driver.name})
-        return _admit_one_by_one(driver, envelope, flows)
+        admitted, empty = _admit_one_by_one(driver, envelope, flows)
+    _clear_empty(empty)
+    return admitted
 
 
-def read_flows(driver: Driver, *, offset: int) -> list[Row]:
+def read_flows(driver: Driver, *, page: int, offset: int = 0) -> list[Row]:
     """The reading of rule A2: a page of tenants with work and headroom, fairest first. No locks, no decision."""
-    parameters = {"only_tenant": driver.tenant_id, "page": PAGE, "offset": offset}
-    return rows(sql.READ_FAIR_ORDER, parameters)
+    return rows(sql.READ_FAIR_ORDER, {"only_tenant": driver.tenant_id, "page": page, "offset": offset})
 
 
 def _bounded(envelope: Envelope) -> Envelope:
@@ -98,141 +77,91 @@ def _bounded(envelope: Envelope) -> Envelope:
     return Envelope(slots, envelope.memory_mib, envelope.cpu)
 
 
-def _admit_one_by_one(driver: Driver, envelope: Envelope, flows: Sequence[Row]) -> list[Admitted]:
+def _connection_is_lost() -> bool:
+    raw = connection.connection
+    return raw is None or raw.closed
+
+
+def _admit_one_by_one(driver: Driver, envelope: Envelope, flows: Sequence[Row]) -> tuple[list[Admitted], list[int]]:
     admitted: list[Admitted] = []
+    empty: list[int] = []
     for flow in flows:
-        left = envelope.slots - len(admitted)
-        if left <= 0:
+        left = _left(envelope, admitted)
+        if left.slots <= 0:
             break
         try:
-            admitted += _admit_from(driver, Envelope(left, envelope.memory_mib, envelope.cpu), [flow], more=False)
+            more, without = _admit_from(driver, left, [flow], further=False)
         except DatabaseError:
+            if _connection_is_lost():
+                raise
             # Fail closed for this tenant (rule A13): its runs stay queued for the next drain.
             log.exception("admission.tenant_failed", extra={"tenant_id": flow["tenant_id"]})
-    return admitted
+            continue
+        admitted += more
+        empty += without
+    return admitted, empty
 
 
-def _admit_from(driver: Driver, envelope: Envelope, page: Sequence[Row], *, more: bool = True) -> list[Admitted]:
-    offer = _Offer()
+def _left(envelope: Envelope, admitted: Sequence[Admitted]) -> Envelope:
+    resources = [a.spec.resources for a in admitted]
+    memory, cpu = envelope.memory_mib, envelope.cpu
+    return Envelope(
+        envelope.slots - len(admitted),
+        None if memory is None else memory - sum(r.memory_mib for r in resources),
+        None if cpu is None else cpu - sum(r.cpu for r in resources),
+    )
+
+
+def _admit_from(
+    driver: Driver, envelope: Envelope, flows: Sequence[Row], *, further: bool = True
+) -> tuple[list[Admitted], list[int]]:
+    """One transaction. Returns what was admitted, and the counters of tenants that had nothing to offer."""
+    offer = Offer()
     with transaction.atomic():
         if not driver.lock():
             raise DriverGone(driver.name)
-        offset = 0
-        while page:
-            _gather(driver, envelope, page, offer)
-            if not more or len(offer.candidates) >= envelope.slots or len(page) < PAGE:
+        page, offset = 2 * envelope.slots + 8, 0
+        while flows:
+            gather(driver, envelope, flows, offer)
+            if not further or len(offer.candidates) >= envelope.slots or len(flows) < page:
                 break
             # Only tenants whose runs do not suit this driver came first: look further, or they would hide the others.
-            offset += len(page)
-            page = read_flows(driver, offset=offset)
+            offset += page
+            page = min(4 * page, LARGEST_PAGE)
+            flows = read_flows(driver, page=page, offset=offset)
         if offer.broken:
             execute(sql.SET_ASIDE, {"runs": list(offer.broken), "details": list(offer.broken.values())})
         admitted = _write(driver, envelope, offer) if offer.candidates else []
-    for counter in offer.empty:
-        clear_backlog(counter)
-    return admitted
+    return admitted, offer.empty
 
 
-def _gather(driver: Driver, envelope: Envelope, page: Sequence[Row], offer: _Offer) -> None:
-    """Lock the page's tenants and as many of their runs as fair order would give them."""
-    locked = {t["id"]: t for t in rows(sql.LOCK_TENANTS, {"tenants": [f["tenant_id"] for f in page]})}
-    flows: dict[int, Flow] = {}
-    for order, row in enumerate(page):
-        tenant = locked.get(row["tenant_id"])
-        if tenant is None:
-            continue
-        key = tenant["id"]
-        offer.share[key], offer.slug[key], offer.has_quota[key] = tenant["share"], tenant["slug"], tenant["has_quota"]
-        headroom = row["headroom"] if tenant["has_quota"] else None
-        flows[key] = Flow(key, row["virtual_time"], tenant["share"], order, headroom)
-    counters = {row["tenant_id"]: row["counter_id"] for row in page}
-    virtual_now = page[0]["virtual_now"]
-    seen: set[int] = set()
-    for _ in range(MAX_ROUNDS):
-        missing = envelope.slots - len(offer.candidates)
-        asked = spread(flows.values(), missing, virtual_now)
-        if not asked:
-            break
-        found = _pick(driver, envelope, asked, offer)
-        for tenant_id, count in asked.items():
-            if found.get(tenant_id, 0) < count:
-                del flows[tenant_id]
-                if not found.get(tenant_id) and tenant_id not in seen:
-                    offer.empty.append(counters[tenant_id])
-            elif (flow := flows[tenant_id]).headroom is not None:
-                flow.headroom -= count
-                if flow.headroom <= 0:
-                    del flows[tenant_id]
-            seen.add(tenant_id)
+def _clear_empty(counters: Sequence[int]) -> None:
+    try:
+        clear_backlogs(counters)
+    except DatabaseError:
+        # The runs are admitted and their driver must hear of them; an empty tenant in the order costs one look.
+        log.exception("admission.clear_backlog_failed")
 
 
-def _pick(driver: Driver, envelope: Envelope, asked: dict[int, int], offer: _Offer) -> dict[int, int]:
-    """Lock the next runs of each tenant; returns how many rows each had (broken ones count)."""
-    picked = rows(
-        sql.PICK_RUNS,
-        {
-            "tenants": list(asked),
-            "counts": list(asked.values()),
-            "labels": json.dumps(dict(driver.labels)),
-            "backends": list(driver.backends),
-            "memory_mib": envelope.memory_mib,
-            "cpu": envelope.cpu,
-            "taken": offer.taken(),
-        },
-    )
-    found: dict[int, int] = {}
-    for row in picked:
-        found[row["tenant_id"]] = found.get(row["tenant_id"], 0) + 1
-        try:
-            spec = parse_spec(_json(row["spec"]))
-        except ValidationError as error:
-            offer.broken[row["id"]] = str(error)
-            continue
-        offer.candidates.append(_candidate(row, spec, offer.has_quota[row["tenant_id"]]))
-    return found
-
-
-def _json(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
-
-
-def _candidate(row: Row, spec: RunSpec, has_quota: bool) -> Candidate:
-    needs = []
-    if row["harness"]:
-        needs.append((Scope.HARNESS.value, row["harness"]))
-    if row["concurrency_key"]:
-        needs.append((Scope.KEY.value, f"{row['tenant_id']}:{row['concurrency_key']}"))
-    if has_quota:
-        needs.append((Scope.TENANT.value, str(row["tenant_id"])))
-    return Candidate(
-        run=row["id"],
-        tenant_id=row["tenant_id"],
-        rank=(row["rank_at"], row["id"]),
-        weight=row["weight"],
-        memory_mib=row["memory_mib"],
-        cpu=row["cpu"],
-        needs=tuple(needs),
-        spec=spec,
-    )
-
-
-def _lock_counters(candidates: Iterable[Candidate]) -> list[CounterRow]:
+def _lock_counters(candidates: Sequence[Candidate]) -> tuple[list[CounterRow], float]:
+    """The counters that these runs need, locked in order, and V of the fair order."""
     wanted = {need for c in candidates for need in c.needs}
     wanted |= {(Scope.TENANT.value, str(c.tenant_id)) for c in candidates}
-    ordered = sorted(wanted)
-    found = rows(sql.LOCK_COUNTERS, {"scopes": [s for s, _ in ordered], "keys": [k for _, k in ordered]})
-    return [CounterRow(**row) for row in found]
+    found = rows(sql.LOCK_COUNTERS, {"scopes": [s for s, _ in wanted], "keys": [k for _, k in wanted]})
+    virtual_now = max((row.pop("virtual_now") for row in found), default=0.0)
+    return [CounterRow(**row) for row in found], virtual_now
 
 
-def _write(driver: Driver, envelope: Envelope, offer: _Offer) -> list[Admitted]:
+def _write(driver: Driver, envelope: Envelope, offer: Offer) -> list[Admitted]:
+    counters, virtual_now = _lock_counters(offer.candidates)
     plan = plan_admission(
         offer.candidates,
-        _lock_counters(offer.candidates),
+        counters,
         offer.share,
         slots=envelope.slots,
         memory_mib=envelope.memory_mib,
         cpu=envelope.cpu,
-        virtual_now=_virtual_now(),
+        virtual_now=virtual_now,
     )
     if not plan.chosen:
         return []
@@ -252,11 +181,6 @@ def _write(driver: Driver, envelope: Envelope, offer: _Offer) -> list[Admitted]:
         )
         for row in written
     ]
-
-
-def _virtual_now() -> float:
-    row = one(sql.READ_VIRTUAL_NOW)
-    return float(row["virtual_now"]) if row else 0.0
 
 
 def _parameters(driver: Driver, plan: Plan) -> dict[str, object]:
@@ -279,9 +203,10 @@ def _parameters(driver: Driver, plan: Plan) -> dict[str, object]:
     }
 
 
-def clear_backlog(counter: int) -> bool:
-    """Take a tenant with nothing queued out of the fair order. Safe against submits under way; False: left alone."""
+def clear_backlogs(counters: Sequence[int]) -> int:
+    """Take tenants with nothing queued out of the fair order; how many. Safe against submits under way."""
+    if not counters:
+        return 0
     with transaction.atomic():
-        if one(sql.LOCK_BACKLOG, {"counter": counter}) is None:
-            return False
-        return bool(rows(sql.CLEAR_BACKLOG, {"counter": counter}))
+        locked = [row["id"] for row in rows(sql.LOCK_BACKLOGS, {"counters": list(counters)})]
+        return len(rows(sql.CLEAR_BACKLOGS, {"counters": locked})) if locked else 0

@@ -22,6 +22,11 @@ class Flow:
     order: int
     """Position in the reading: breaks ties in favour of the tenant served longest ago."""
     headroom: int | None = None
+    limit: int | None = None
+
+    def may_ever_hold(self, weight: int) -> bool:
+        """Whether a run of this weight fits once enough of the tenant's work has ended."""
+        return self.limit is None or weight <= self.limit
 
 
 def spread(flows: Iterable[Flow], count: int, virtual_now: float) -> dict[int, int]:

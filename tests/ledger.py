@@ -1,11 +1,11 @@
-"""What tests of the ledger share: making tenants, drivers and runs, reading state, threads with connections of their own."""
+"""What tests of the ledger share: making tenants, drivers and runs, reading state, threads with own connections."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -59,7 +59,9 @@ def make_replica(**changes: Any) -> Replica:
     return Replica.objects.create(**(defaults | changes))
 
 
-def make_driver(kind: str = "replica", *, labels: dict[str, str] | None = None, tenant: Tenant | None = None) -> Driver:
+def make_driver(
+    kind: str = "replica", *, labels: dict[str, str] | None = None, tenant: Tenant | None = None
+) -> Driver:
     """A replica proves itself by its row; a runner here is always let in and has a lease of two minutes."""
     if kind == "replica":
         known = replica_driver(make_replica())
@@ -221,7 +223,7 @@ class Background:
             self._call()
         connections.close_all()
 
-    def __enter__(self) -> Background:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

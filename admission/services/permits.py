@@ -17,6 +17,7 @@ from controlplane.core.sql import one, rows
 REFUSED_SQLSTATE = "WH001"
 MAX_INTEGER = 2**31 - 1
 OUTSIDE_PREFIX = "ext:"
+MAX_HOLDER = 300
 _TRIES = 3
 
 
@@ -51,8 +52,9 @@ def claim_permit(
     Raises:
         Conflict: this id exists with another tenant, key or weight (rule A7).
         NotFound: no such tenant.
-        InvalidInput: the weight is no whole number in range.
+        InvalidInput: the id is none of an outside system's, or the weight is no whole number in range.
     """
+    _check_holder(holder)
     _check_weight(weight)
     lapse = conf().permit_lapse_seconds if lapse_seconds is None else lapse_seconds
     parameters = {
@@ -79,6 +81,14 @@ def claim_permit(
             return held
         # The permit that stood in the way was released between the two statements: claim again.
     raise Conflict(f"Permit {holder!r} is being claimed and released at once.", hint="Repeat the claim.")
+
+
+def _check_holder(holder: str) -> None:
+    # The ids of runs' permits, "run.attempt", are the engine's: one taken from outside would refuse that run for ever.
+    if not holder.startswith(OUTSIDE_PREFIX) or holder == OUTSIDE_PREFIX or len(holder) > MAX_HOLDER:
+        raise InvalidInput(f"A permit's id starts with {OUTSIDE_PREFIX!r} and has at most {MAX_HOLDER} characters.")
+    if not holder.isprintable():
+        raise InvalidInput("A permit's id has printable characters only.")
 
 
 def _check_weight(weight: int) -> None:

@@ -41,7 +41,7 @@ class QuotaChange:
 def parse_limit(value: object, what: str = "quota") -> int:
     """A whole number in the column's range; anything else is refused with what would be right."""
     text = str(value).strip() if isinstance(value, str) else value
-    if isinstance(text, str) and text.isascii() and text.isdigit():
+    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= len(str(MAX_INTEGER)):
         text = int(text)
     if isinstance(text, bool) or not isinstance(text, int) or not 0 <= text <= MAX_INTEGER:
         raise InvalidInput(f"The {what} must be a whole number from 0 to {MAX_INTEGER}, not {value!r}.")
@@ -58,11 +58,10 @@ def set_quota(
     """
     new = parse_limit(limit)
     with transaction.atomic():
-        locked = _lock(tenant)
-        counter = one(sql.LOCK_TENANT_COUNTER, {"tenant_id": tenant.pk}) if locked["has_quota"] else None
-        before = counter["limit"] if counter else None
+        stands = _lock(tenant)["has_quota"]
+        before = _lock_counter(tenant)["limit"] if stands else None
         _compare(tenant, expected, before)
-        in_flight = _change_limit(tenant, new) if locked["has_quota"] else _first_quota(tenant, new)
+        in_flight = _change_limit(tenant, new) if stands else _first_quota(tenant, new)
         change = QuotaChange(before, new, in_flight)
         _record(tenant, change, actor, reason)
     return change
@@ -76,6 +75,8 @@ def remove_quota(
         if not _lock(tenant)["has_quota"]:
             _compare(tenant, expected, None)
             return None
+        one(sql.LOCK_TENANT, {"tenant_id": tenant.pk})
+        rows(sql.LOCK_OPEN_RUNS, {"tenant_id": tenant.pk})
         execute(sql.DELETE_QUOTA_PERMITS, {"tenant_id": tenant.pk})
         counter = _lock_counter(tenant)
         _compare(tenant, expected, counter["limit"])
@@ -108,7 +109,7 @@ def set_key_limit(scope: Scope, key: str, limit: object, *, actor: Actor, reason
 
 
 def _lock(tenant: Tenant) -> dict[str, object]:
-    row = one(sql.LOCK_TENANT, {"tenant_id": tenant.pk})
+    row = one(sql.LOCK_QUOTA, {"tenant_id": tenant.pk})
     if row is None:
         raise NotFound(f"There is no tenant {tenant.slug!r}.")
     return row
@@ -122,6 +123,7 @@ def _lock_counter(tenant: Tenant) -> dict[str, int]:
 
 
 def _first_quota(tenant: Tenant, limit: int) -> int:
+    one(sql.LOCK_TENANT, {"tenant_id": tenant.pk})
     rows(sql.LOCK_OPEN_RUNS, {"tenant_id": tenant.pk})
     lapse = conf().permit_lapse_seconds
     execute(sql.BACK_FILL_PERMITS, {"tenant_id": tenant.pk, "lapse_seconds": lapse})

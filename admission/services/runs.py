@@ -94,8 +94,8 @@ def start_runs(driver: Driver, holds: Sequence[Hold]) -> dict[Hold, HoldVerdict]
             "deadline_grace_seconds": RUN_DEADLINE_GRACE_SECONDS,
         },
     )
-    ok = {row["id"] for row in accepted}
-    verdicts = {hold: HoldVerdict.OK for hold in holds if hold[0] in ok}
+    # By run and epoch: a stale hold on a run that this driver was given again is not the one that was accepted.
+    verdicts = {(row["id"], row["epoch"]): HoldVerdict.OK for row in accepted}
     return {**verdicts, **_verdicts(driver, [h for h in holds if h not in verdicts])}
 
 
@@ -131,9 +131,7 @@ def _verdict(driver: Driver, hold: Hold, row: Row | None) -> HoldVerdict:
     return HoldVerdict.CANCEL if row["cancel"] else HoldVerdict.SUPERSEDED
 
 
-def settle_runs(
-    driver: Driver, settlements: Sequence[Settlement]
-) -> tuple[dict[Hold, HoldVerdict], list[Ended]]:
+def settle_runs(driver: Driver, settlements: Sequence[Settlement]) -> tuple[dict[Hold, HoldVerdict], list[Ended]]:
     """Record the ends of these holds (T4, T6); their containers are confirmed gone.
 
     Returns the verdict of each hold, and the runs that this very call ended: only those may trigger anything further.
@@ -146,9 +144,8 @@ def settle_runs(
             raise InvalidInput(f"A driver cannot end a run as {s.ending!r}.")
     moved = rows(driving.SETTLE_RUNS, {**_settle_arrays(settlements), **driver.identity()})
     ended = [Ended(r["id"], r["attempt"], RunState(r["state"]), r["tenant_id"]) for r in moved]
-    mine = {e.run for e in ended}
-    verdicts = {(s.run, s.epoch): HoldVerdict.OK for s in settlements if s.run in mine}
-    rest = [s for s in settlements if s.run not in mine]
+    verdicts = {(r["id"], r["held"]): HoldVerdict.OK for r in moved}
+    rest = [s for s in settlements if (s.run, s.epoch) not in verdicts]
     return {**verdicts, **_repeats(driver, rest)}, ended
 
 

@@ -108,7 +108,9 @@ def _validate(submissions: Sequence[Submission], results: list[Submitted | None]
             results[position] = Submitted(Outcome.INVALID, errors=field_errors(error))
             continue
         except InvalidInput as error:
-            results[position] = Submitted(Outcome.INVALID, errors=[{"field": "idempotency_key", "error": error.detail}])
+            results[position] = Submitted(
+                Outcome.INVALID, errors=[{"field": "idempotency_key", "error": error.detail}]
+            )
             continue
         item = _Item(position, spec, key, spec_hash(spec))
         if key is not None and (twin := first.setdefault(key, item)) is not item and twin.hash != item.hash:

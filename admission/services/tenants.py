@@ -122,7 +122,9 @@ def delete_tenant(tenant: Tenant, *, actor: Actor, reason: str) -> None:
         tenant.delete()
 
 
-def issue_token(tenant: Tenant, name: str, *, actor: Actor, expires_at: datetime | None = None) -> tuple[ApiToken, str]:
+def issue_token(
+    tenant: Tenant, name: str, *, actor: Actor, expires_at: datetime | None = None
+) -> tuple[ApiToken, str]:
     """A new tenant token; the secret is returned here and nowhere else."""
     secret = tokens.new_token(tokens.TENANT)
     with transaction.atomic():

@@ -7,30 +7,35 @@ from typing import Final
 # The reading of rule A2: tenants with work and headroom in fair order, no locks; a pre-filter, never the decision.
 # Index: counter_fair_order (headroom is part of the index, so tenants at their cap cost nothing), counter_start_tag.
 READ_FAIR_ORDER: Final = """
-SELECT c.id AS counter_id, c.tenant_id, c.virtual_time, c.served_at, c."limit" - c.in_flight AS headroom,
+SELECT c.id AS counter_id, c.tenant_id, c.virtual_time, c."limit", c."limit" - c.in_flight AS headroom,
+       t.weight::float8 AS share,
        coalesce((SELECT max(start_tag) FROM admission_counter WHERE scope = 'tenant'), 0) AS virtual_now
-FROM admission_counter c
+FROM admission_counter c JOIN admission_tenant t ON t.id = c.tenant_id
 WHERE c.scope = 'tenant' AND c.backlog AND NOT c.paused AND (c."limit" IS NULL OR c.in_flight < c."limit")
   AND (%(only_tenant)s::bigint IS NULL OR c.tenant_id = %(only_tenant)s)
 ORDER BY c.virtual_time, c.served_at NULLS FIRST, c.id
 LIMIT %(page)s OFFSET %(offset)s
 """
 
-# Whether a quota stands, under the lock that a first quota (T9) and a deletion must wait for.
+# Whether a quota stands, under the lock that excludes a first quota (T9) and a deletion. Those hold FOR UPDATE: their
+# tenant is left out, not waited for, so that it holds up nobody else's admission, and so that locking further tenants
+# after some runs can close no circle of waits.
 LOCK_TENANTS: Final = """
-SELECT id, slug, weight::float8 AS share, has_quota FROM admission_tenant
+SELECT id, slug, has_quota FROM admission_tenant
 WHERE id = ANY(%(tenants)s) AND deleting_at IS NULL AND paused_at IS NULL
-ORDER BY id FOR KEY SHARE
+ORDER BY id FOR KEY SHARE SKIP LOCKED
 """
 
 # Candidates: for each tenant its next `n` runs that this driver may take, locked; rows that another driver is just
-# taking are skipped. Index: run_queue, one ordered scan a tenant. In a CTE, so that it is executed once.
+# taking are skipped. A run under a full key or harness is passed over, or it would hide those behind it; that is a
+# pre-filter, the counters decide. Index: run_queue, one ordered scan a tenant; counter_scope_key for runs that name a
+# shared limit. In a CTE, so that it is executed once.
 PICK_RUNS: Final = """
 WITH asked AS (SELECT * FROM unnest(%(tenants)s::bigint[], %(counts)s::int[]) AS a(tenant_id, n)),
 picked AS MATERIALIZED (
     SELECT r.* FROM asked a CROSS JOIN LATERAL (
         SELECT id, tenant_id, rank_at, spec, weight, harness, concurrency_key, memory_mib, cpu
-        FROM admission_run
+        FROM admission_run q
         WHERE tenant_id = a.tenant_id AND state = 'queued' AND NOT delayed
           AND (queue_deadline IS NULL OR queue_deadline > statement_timestamp())
           AND (kind IS NULL OR kind = 'task')
@@ -38,23 +43,33 @@ picked AS MATERIALIZED (
           AND (%(memory_mib)s::int IS NULL OR memory_mib <= %(memory_mib)s)
           AND (%(cpu)s::float8 IS NULL OR cpu <= %(cpu)s)
           AND id <> ALL (%(taken)s::bigint[])
-        ORDER BY rank_at, id LIMIT a.n FOR UPDATE SKIP LOCKED
+          AND (harness = '' OR (
+              SELECT q.weight <= coalesce(h."limit", 2147483647) - h.in_flight FROM admission_counter h
+              WHERE h.scope = 'harness' AND h.key = q.harness))
+          AND (concurrency_key = '' OR (
+              SELECT q.weight <= coalesce(k."limit", 2147483647) - k.in_flight FROM admission_counter k
+              WHERE k.scope = 'key' AND k.key = q.tenant_id || ':' || q.concurrency_key))
+        ORDER BY rank_at, id LIMIT a.n FOR NO KEY UPDATE SKIP LOCKED
     ) r
 )
 SELECT * FROM picked ORDER BY tenant_id, rank_at, id
 """
 
-# Lock the counters that the candidates need, in the one order; newest values. Index: counter_scope_key.
+# Lock the counters that the candidates need, in the one order; newest values. A tenant paused meanwhile has none to
+# give: its runs stay queued. With V of the fair order: the highest start tag served.
+# Index: counter_scope_key, counter_start_tag.
 LOCK_COUNTERS: Final = """
-SELECT c.id, c.scope, c.key, c.tenant_id, c."limit", c.in_flight, c.virtual_time
+SELECT c.id, c.scope, c.key, c.tenant_id, c."limit", c.in_flight, c.virtual_time,
+       coalesce((SELECT max(start_tag) FROM admission_counter WHERE scope = 'tenant'), 0) AS virtual_now
 FROM admission_counter c
-WHERE (c.scope, c.key) IN (SELECT * FROM unnest(%(scopes)s::text[], %(keys)s::text[]))
+WHERE (c.scope, c.key) IN (SELECT * FROM unnest(%(scopes)s::text[], %(keys)s::text[])) AND NOT c.paused
 ORDER BY c.scope, c.key FOR NO KEY UPDATE
 """
 
-# Count, admit, open the attempt, write the permits: one statement. The limit is decided by the counter's own predicate;
-# the caller compares `counted` with what it asked for and rolls back on any difference. `admitted_at` is read after the
-# counters were locked, so in the history a successor is never admitted before its predecessor's release (rule A30).
+# Count, admit, open the attempt, write the permits: one statement. The limit is decided by the counter's own
+# predicate; the caller compares `counted` with what it asked for and rolls back on any difference. `admitted_at` is
+# read after the counters were locked, so in the history a successor is never admitted before its predecessor's release
+# (rule A30).
 ADMIT_RUNS: Final = """
 WITH counted AS (
     UPDATE admission_counter c
@@ -64,7 +79,7 @@ WITH counted AS (
         served_at = CASE WHEN d.virtual_time IS NULL THEN c.served_at ELSE clock_timestamp() END
     FROM unnest(%(counters)s::bigint[], %(weights)s::int[], %(virtual_times)s::float8[], %(start_tags)s::float8[])
          AS d(id, weight, virtual_time, start_tag)
-    WHERE c.id = d.id AND (d.weight = 0 OR c."limit" IS NULL OR c.in_flight + d.weight <= c."limit")
+    WHERE c.id = d.id AND (d.weight = 0 OR d.weight <= coalesce(c."limit", 2147483647) - c.in_flight)
     RETURNING c.id
 ),
 admitted AS (
@@ -105,19 +120,19 @@ WHERE r.id = d.id AND r.state = 'queued'
 RETURNING r.id
 """
 
-# Clear the backlog flag of a tenant with nothing queued. The row lock makes submitters wait (they take FOR KEY SHARE), and
-# one that is under way makes this skip. The emptiness is judged in a later statement, hence on a newer snapshot.
-LOCK_BACKLOG: Final = """
-SELECT id FROM admission_counter WHERE id = %(counter)s AND backlog FOR UPDATE SKIP LOCKED
+# Clear the backlog flag of tenants with nothing queued. Looked at first without a lock: most tenants that had nothing
+# for this driver have something for another. The row lock makes submitters wait (they take FOR KEY SHARE), and one
+# that is under way makes this skip. The emptiness that counts is judged in a later statement, hence on a newer
+# snapshot.
+LOCK_BACKLOGS: Final = """
+SELECT c.id FROM admission_counter c
+WHERE c.id = ANY(%(counters)s) AND c.backlog AND NOT EXISTS (
+    SELECT FROM admission_run r WHERE r.tenant_id = c.tenant_id AND r.state = 'queued' AND NOT r.delayed)
+ORDER BY c.scope, c.key FOR UPDATE OF c SKIP LOCKED
 """
-CLEAR_BACKLOG: Final = """
+CLEAR_BACKLOGS: Final = """
 UPDATE admission_counter c SET backlog = false
-WHERE c.id = %(counter)s AND NOT EXISTS (
+WHERE c.id = ANY(%(counters)s) AND NOT EXISTS (
     SELECT FROM admission_run r WHERE r.tenant_id = c.tenant_id AND r.state = 'queued' AND NOT r.delayed)
 RETURNING c.id
-"""
-
-# V of the fair order: the highest start tag served. Index: counter_start_tag.
-READ_VIRTUAL_NOW: Final = """
-SELECT coalesce(max(start_tag), 0) AS virtual_now FROM admission_counter WHERE scope = 'tenant'
 """

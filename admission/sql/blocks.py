@@ -1,4 +1,4 @@
-"""Building blocks: the tails that every statement of a kind shares. See the package for the conventions and the lock order."""
+"""Building blocks: tails that statements of a kind share. See the package for the conventions and the lock order."""
 
 from __future__ import annotations
 
@@ -48,10 +48,11 @@ lowered AS (
     RETURNING c.id
 )"""
 
-# Says that a tenant may have something queued. FOR KEY SHARE waits for a picker that is just clearing the flag (it holds
-# FOR UPDATE) and reads the row as it stands then: without it, the new run would wait until the tenant's next submit.
-# `asleep` locks in order what `awake` writes, and only that: a submit to a busy tenant never waits for an admission.
-# It asks `m.backlog`, read under the lock; the row's own value in this statement may be older than the lock.
+# Says that a tenant may have something queued. FOR KEY SHARE waits for a picker that is just clearing the flag (it
+# holds FOR UPDATE) and reads the row as it stands then: without it, the new run would wait until the tenant's next
+# submit. `asleep` locks in order what `awake` writes, and only that: a submit to a busy tenant never waits for an
+# admission. It asks `m.backlog`, read under the lock; the row's own value in this statement may be older than the
+# lock.
 # Takes a CTE `returned(tenant_id)`. Index: counter_scope_key.
 BACKLOG_TAIL: Final = """
 marked AS (

@@ -11,7 +11,8 @@ from admission.sql.blocks import RELEASE_TAIL
 START_RUNS: Final = """
 WITH asked AS (SELECT * FROM unnest(%(runs)s::bigint[], %(epochs)s::bigint[]) AS a(id, epoch)),
 locked AS (
-    SELECT r.id, r.state = 'admitted' AS fresh FROM admission_run r JOIN asked a ON a.id = r.id AND a.epoch = r.epoch
+    SELECT r.id, r.epoch, r.state = 'admitted' AS fresh
+    FROM admission_run r JOIN asked a ON a.id = r.id AND a.epoch = r.epoch
     WHERE r.state IN ('admitted', 'running') AND r.driver_kind = %(driver_kind)s AND r.driver_id = %(driver_id)s
       AND r.cancel_requested_at IS NULL
     ORDER BY r.id FOR NO KEY UPDATE OF r
@@ -32,7 +33,7 @@ renewed AS (
     UPDATE admission_permit p SET renewed_at = clock_timestamp() FROM started s
     WHERE p.run_id = s.id AND p.attempt = s.attempt
 )
-SELECT id FROM locked
+SELECT id, epoch FROM locked
 """
 
 # Renew exactly the listed holds: run lease and, if there are any, permits. Judged by the run row.
@@ -73,9 +74,9 @@ SELECT r.id, r.epoch, r.state, r.reason, r.exit_code, r.driver_kind, r.driver_id
 FROM admission_run r WHERE r.id = ANY(%(runs)s)
 """
 
-# The end of a hold, as its driver saw it (T4; T6 where the ending is `cancelled`). Only the current epoch of that driver
-# matches; success and time-out need an accepted start. A failed run that asked for retries goes back to the queue with
-# its epoch raised. Permits go in the same statement. A missing run in the answer: see READ_VERDICTS.
+# The end of a hold, as its driver saw it (T4; T6 where the ending is `cancelled`). Only the current epoch of that
+# driver matches; success and time-out need an accepted start. A failed run that asked for retries goes back to the
+# queue with its epoch raised. Permits go in the same statement. A missing run in the answer: see READ_VERDICTS.
 # Locks: runs in order, permits, counters in order. Index: primary key, permit_run, counter_scope_key.
 SETTLE_RUNS: Final = f"""
 WITH asked AS (
@@ -83,7 +84,7 @@ WITH asked AS (
                          %(details)s::text[], %(exit_codes)s::int[]) AS a(id, epoch, ending, reason, detail, exit_code)
 ),
 locked AS (
-    SELECT r.id, r.attempt, r.tenant_id, a.ending, a.reason, a.detail, a.exit_code,
+    SELECT r.id, r.attempt, r.tenant_id, a.epoch AS held, a.ending, a.reason, a.detail, a.exit_code,
            (a.ending = 'failed' AND r.retry_on_failure AND r.state = 'running' AND r.tries < r.max_tries
             AND r.cancel_requested_at IS NULL) AS again
     FROM admission_run r JOIN asked a ON a.id = r.id AND a.epoch = r.epoch
@@ -111,7 +112,7 @@ moved AS (
         cancel_stopped_at = CASE WHEN r.cancel_requested_at IS NOT NULL THEN clock_timestamp() END,
         cancel_confirmed_at = CASE WHEN r.cancel_requested_at IS NOT NULL THEN clock_timestamp() END
     FROM locked l WHERE r.id = l.id
-    RETURNING r.id, l.attempt, r.epoch, r.state, r.tenant_id, l.ending, l.reason, l.detail, l.exit_code
+    RETURNING r.id, l.attempt, l.held, r.epoch, r.state, r.tenant_id, l.ending, l.reason, l.detail, l.exit_code
 ),
 closed AS (
     UPDATE admission_attempt t
@@ -120,7 +121,7 @@ closed AS (
     FROM moved m WHERE t.run_id = m.id AND t.number = m.attempt
 ),
 {RELEASE_TAIL}
-SELECT id, attempt, epoch, state, tenant_id, ending FROM moved
+SELECT id, attempt, held, epoch, state, tenant_id, ending FROM moved
 """
 
 # The end recorded for a hold, for repeats of a result. No locks. Index: attempt_number.

@@ -9,8 +9,8 @@ from admission.sql.blocks import BACKLOG_TAIL, RELEASE_TAIL, RETURN_TAIL
 # Take runs from their drivers for a cause that is judged again here, under the row lock. `{cause}` is one of
 # `TAKE_AWAY_CAUSES`. Always raises the epoch; a permit never outlives its hold. Outcomes: a requested cancel ends it;
 # an unstarted admission goes back without burning a try (the fifth in a row burns one); a started one is retried while
-# tries are left, else interrupted. Everything that decides is read by `locked`, under the lock: another look at the table
-# in this statement would see the row as it was before the wait, without the cancel that was waited for.
+# tries are left, else interrupted. Everything that decides is read by `locked`, under the lock: another look at the
+# table in this statement would see the row as it was before the wait, without the cancel that was waited for.
 # Locks: runs in order, permits, counters in order.
 TAKE_AWAY: Final = f"""
 WITH asked AS (SELECT * FROM unnest(%(runs)s::bigint[], %(epochs)s::bigint[]) AS a(id, epoch)),
@@ -68,9 +68,9 @@ TAKE_AWAY_CAUSES: Final[dict[str, str]] = {
     "operator": "true",
 }
 
-# Queued: ends here, and gives back whatever a claim behind a lost reply may have left (rule A9). Admitted or running: a
-# request, nothing else; the run turns `cancelled` when its driver confirmed the stop. Ended: not matched.
-# `{cause}` is one of `CANCEL_CAUSES`. Locks: runs in order, permits, counters. `%(tenant_id)s` null: any tenant.
+# Queued: ends here, and gives back whatever a claim behind a lost reply may have left (rule A9). Admitted or running:
+# a request, nothing else; the run turns `cancelled` when its driver confirmed the stop. Ended: not matched. `{cause}`
+# is one of `CANCEL_CAUSES`. Locks: runs in order, permits, counters. `%(tenant_id)s` null: any tenant.
 CANCEL_RUNS: Final = f"""
 WITH locked AS (
     SELECT r.id, r.attempt, r.state FROM admission_run r
@@ -97,11 +97,13 @@ moved AS (SELECT id, attempt FROM requested WHERE state NOT IN ('admitted', 'run
 SELECT id, state, tenant_id FROM requested
 """
 
-# Why a run is cancelled, as a predicate on the run row `r`, judged under its lock: between the sweep's look and its act
-# an overdue attempt may have been taken away, and its successor (or the queued run) is not overdue.
+# Why a run is cancelled, as a predicate on the run row `r`, judged under its lock: between the sweep's look and its
+# act an overdue attempt may have been taken away, and its successor (or the queued run) is not overdue.
 CANCEL_CAUSES: Final[dict[str, str]] = {
     "asked": "true",
-    "run_deadline": "r.state = 'running' AND r.run_deadline <= statement_timestamp() AND r.cancel_requested_at IS NULL",
+    "run_deadline": (
+        "r.state = 'running' AND r.run_deadline <= statement_timestamp() AND r.cancel_requested_at IS NULL"
+    ),
 }
 
 # Delayed runs whose time has come join the queue. Index: run_delayed. Bounded; rows under somebody's lock wait a tick.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 # Claim one permit. One statement, one transaction, one round trip.
-# Locks: tenant FOR KEY SHARE, the permit's unique key, then the counter row, which is held for the commit's flush only.
-# The permit is inserted first: a second claim of the same id, on another connection at the same instant, waits on the
-# unique key and then inserts nothing, so it can never count. (Counting first and inserting ON CONFLICT DO NOTHING leaves
-# a permanent phantom.) Index: permit_holder_scope, counter_scope_key.
+# Locks: tenant FOR KEY SHARE, the permit's unique key, then the counter row, which is held for the commit's flush
+# only. The permit is inserted first: a second claim of the same id, on another connection at the same instant, waits
+# on the unique key and then inserts nothing, so it can never count. (Counting first and inserting ON CONFLICT DO
+# NOTHING leaves a permanent phantom.) Index: permit_holder_scope, counter_scope_key.
 # Returns one row: claimed true = granted; false = this id exists (read it: held or conflict) or the tenant is unknown.
 # Raises WH001 when the limit refuses: the whole statement is undone.
 CLAIM_PERMIT: Final = """
@@ -26,7 +26,7 @@ inserted AS (
 ),
 counted AS (
     UPDATE admission_counter c SET in_flight = c.in_flight + i.weight FROM inserted i
-    WHERE c.scope = i.scope AND c.key = i.key AND (c."limit" IS NULL OR c.in_flight + i.weight <= c."limit")
+    WHERE c.scope = i.scope AND c.key = i.key AND i.weight <= coalesce(c."limit", 2147483647) - c.in_flight
     RETURNING c.id
 )
 SELECT CASE WHEN EXISTS (SELECT FROM counted) THEN true

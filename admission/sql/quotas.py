@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
+# Held by every change of a quota: they exclude each other, and no admission waits for them.
+LOCK_QUOTA: Final = """
+SELECT id, has_quota FROM admission_tenant WHERE id = %(tenant_id)s FOR NO KEY UPDATE
+"""
+
 # Held for a first quota, a removal and a deletion: waits for, and holds off, every admission of this tenant.
 LOCK_TENANT: Final = """
 SELECT id, has_quota FROM admission_tenant WHERE id = %(tenant_id)s FOR UPDATE
 """
 
-# The tenant's open runs in lock order, then their permits, fresh.
+# The tenant's open runs in lock order: whoever writes a run's permits holds its run, so that nobody meets over them in
+# another order. Index: run_tenant_state.
 LOCK_OPEN_RUNS: Final = """
 SELECT id FROM admission_run WHERE tenant_id = %(tenant_id)s AND state IN ('admitted', 'running')
 ORDER BY id FOR NO KEY UPDATE
 """
+# Their permits, fresh.
 BACK_FILL_PERMITS: Final = """
 INSERT INTO admission_permit (holder, scope, key, weight, tenant_id, run_id, attempt, driver_name, acquired_at,
                               renewed_at, lapse_seconds)
@@ -38,8 +45,8 @@ WHERE c.id = %(counter)s
 RETURNING c.in_flight
 """
 
-# A standing quota changes: the limit alone. Nothing is killed and nothing admitted until it drained (rule A15). A tenant
-# that returns from below its cap does not bring saved-up virtual time along.
+# A standing quota changes: the limit alone. Nothing is killed and nothing admitted until it drained (rule A15). A
+# tenant that returns from below its cap does not bring saved-up virtual time along.
 SET_LIMIT: Final = """
 UPDATE admission_counter c
 SET "limit" = %(limit)s,
