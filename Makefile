@@ -27,7 +27,7 @@ soak: $(STAMP) ## the guarantees at full scale and length (long); ARGS as for te
 	@deploy/test.sh "$(PYTHON)" -n 0 -m soak $(ARGS)
 
 bench: $(STAMP) ## print the benchmark table
-	@exec $(PYTHON) -m bench $(ARGS)
+	@exec $(PYTHON) -m benchmarks $(ARGS)
 
 lint: $(STAMP) ## style, types, layers, Django checks, missing migrations
 	@$(VENV)/bin/ruff check .
