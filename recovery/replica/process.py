@@ -57,6 +57,7 @@ class ReplicaProcess:
             memory_mib=settings.replica_memory_mib or None,
             cpu=settings.replica_cpu or None,
             heartbeat_seconds=settings.permit_renew_seconds,
+            on_event=_log_event,
         )
         self._keeper = HoldKeeper(control, self._driver)
         self._loops = self._make_loops()
@@ -136,6 +137,10 @@ class ReplicaProcess:
         log.warning("replica.abandoned", extra={"replica": self._name, "stopped_all": gone})
         connection.close()
         return EXIT_DECLARED_DEAD
+
+
+def _log_event(event: str, **fields: object) -> None:
+    log.info(f"run.{event}", extra=fields)
 
 
 def _sweep_deadlines() -> None:
