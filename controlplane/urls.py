@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.urls import URLPattern, URLResolver, path
+from django.urls import URLPattern, URLResolver, include, path
 
 from controlplane import health
 
@@ -10,4 +10,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("livez", health.livez),
     path("healthz", health.livez),
     path("readyz", health.readyz),
+    path("api/", include("controlplane.api.urls")),
 ]

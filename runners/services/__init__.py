@@ -1,0 +1,1 @@
+"""Verbs of runners and of logs; the only writers of these rows."""

@@ -1,0 +1,103 @@
+"""What callers send, as pydantic models: the same library as the run specification, and one look at every field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from admission.services.submitting import MAX_KEY, MAX_RUNS
+from admission.spec import MAX_INTEGER, RunSpec
+
+Reason = Annotated[str, Field(max_length=1000)]
+
+
+class Body(BaseModel):
+    """A misspelt field is an error with its name, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CancelBody(Body):
+    """Why a run is cancelled."""
+
+    reason: Reason = ""
+
+
+class BatchItem(BaseModel):
+    """One run of a batch."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    spec: RunSpec
+    idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_KEY)
+
+
+class BatchBody(BaseModel):
+    """Up to 1,000 runs under one name; the same name again adds to it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=200)
+    runs: list[BatchItem] = Field(min_length=1, max_length=MAX_RUNS)
+
+
+class LooseItem(Body):
+    """A batch's item before its specification is judged: a wrong one must not refuse the others."""
+
+    spec: Any
+    idempotency_key: str | None = None
+
+
+class LooseBatchBody(Body):
+    """As `BatchBody`; each item is judged by itself."""
+
+    name: str = Field(min_length=1, max_length=200)
+    runs: list[Any] = Field(min_length=1, max_length=MAX_RUNS)
+
+
+class TenantBody(Body):
+    """A new tenant."""
+
+    slug: str = Field(max_length=60)
+    name: str = Field(default="", max_length=200)
+    weight: int | float | str = Field(default=1, description="Share of the fleet; fractions allowed.")
+    queue_depth: int | None = Field(default=None, ge=0, le=MAX_INTEGER)
+    reason: Reason = ""
+
+
+class TenantPatchBody(Body):
+    """What of a tenant may change; a field left out stays."""
+
+    name: str = Field(default="", max_length=200)
+    weight: int | float | str = 1
+    queue_depth: int | None = Field(default=None, ge=0, le=MAX_INTEGER)
+    reason: Reason = ""
+
+
+class PauseBody(Body):
+    """Stops admission; running work goes on."""
+
+    reason: Reason = Field(min_length=1)
+    resume_at: Annotated[AwareDatetime | None, Field(default=None, strict=False)]
+
+
+class ResumeBody(Body):
+    """Admits again."""
+
+    reason: Reason = ""
+
+
+class QuotaBody(Body):
+    """A limit of runs' weights in flight at once, over the whole fleet."""
+
+    limit: int = Field(ge=0, le=MAX_INTEGER)
+    reason: Reason = ""
+
+
+class PermitBody(Body):
+    """A claim by another system, under its own id: the same id again is the same right."""
+
+    id: str = Field(pattern=r"^[A-Za-z0-9._:-]{1,200}$")
+    weight: int = Field(default=1, ge=1, le=MAX_INTEGER)
+    lapse_seconds: Annotated[float | None, Field(default=None, ge=1, le=7 * 86_400, description="Lease length.")]

@@ -1,0 +1,47 @@
+"""Filters of the lists, each with its explicit look-up."""
+
+from __future__ import annotations
+
+import django_filters as filters
+from django import forms
+
+from admission.models import Permit, Run
+from admission.states import RunState, Scope
+
+MAX_ID = 2**63 - 1
+
+
+class IdFilter(filters.Filter):
+    """A row's id, within what the column can hold."""
+
+    field_class = forms.IntegerField
+
+    def __init__(self, field_name: str, **kwargs: object) -> None:
+        super().__init__(field_name, min_value=1, max_value=MAX_ID, **kwargs)
+
+
+class RunFilter(filters.FilterSet):
+    """Of runs. `state` may be given several times."""
+
+    state = filters.MultipleChoiceFilter(choices=RunState.choices)
+    batch = IdFilter("batch_id")
+    batch_name = filters.CharFilter("batch__name", max_length=200)
+    name = filters.CharFilter("name", max_length=200)
+    kind = filters.ChoiceFilter(choices=[("task", "task"), ("session", "session")])
+    tenant = filters.CharFilter("tenant__slug", max_length=60, help_text="Operators only: others see their own.")
+
+    class Meta:
+        model = Run
+        fields: list[str] = []
+
+
+class PermitFilter(filters.FilterSet):
+    """Of permits."""
+
+    scope = filters.ChoiceFilter(choices=Scope.choices)
+    run = IdFilter("run_id")
+    tenant = filters.CharFilter("tenant__slug", max_length=60, help_text="Operators only: others see their own.")
+
+    class Meta:
+        model = Permit
+        fields: list[str] = []

@@ -1,0 +1,28 @@
+"""Paths of the ledger, below /api/v1/."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from admission.api.batches import BatchesView, BatchView
+from admission.api.permits import PermitRenewView, PermitsView, PermitView
+from admission.api.quotas import QuotaView
+from admission.api.runs import RunCancelView, RunsView, RunView
+from admission.api.tenants import TenantPauseView, TenantResumeView, TenantsView, TenantView
+from controlplane.api import converters  # noqa: F401 - registers <id:> and <permit:>
+
+urlpatterns = [
+    path("runs", RunsView.as_view(), name="runs"),
+    path("runs/<id:run>", RunView.as_view(), name="run"),
+    path("runs/<id:run>/cancel", RunCancelView.as_view(), name="run-cancel"),
+    path("batches", BatchesView.as_view(), name="batches"),
+    path("batches/<id:batch>", BatchView.as_view(), name="batch"),
+    path("tenants", TenantsView.as_view(), name="tenants"),
+    path("tenants/<slug:slug>", TenantView.as_view(), name="tenant"),
+    path("tenants/<slug:slug>/pause", TenantPauseView.as_view(), name="tenant-pause"),
+    path("tenants/<slug:slug>/resume", TenantResumeView.as_view(), name="tenant-resume"),
+    path("tenants/<slug:slug>/quota", QuotaView.as_view(), name="quota"),
+    path("permits", PermitsView.as_view(), name="permits"),
+    path("permits/<permit:permit>", PermitView.as_view(), name="permit"),
+    path("permits/<permit:permit>/renew", PermitRenewView.as_view(), name="permit-renew"),
+]

@@ -1,0 +1,1 @@
+"""What every REST view shares: credentials, problems, pages, bodies, schema. Composition of the paths: `urls`."""

@@ -1,0 +1,56 @@
+"""Replicas, for operators. Here and not in an app: admission may not know recovery, whose rows these are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Case, DurationField, ExpressionWrapper, F, QuerySet, Value, When
+from django.db.models.functions import Extract, Now
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.api.principals import require
+from controlplane.api.views import ListView
+from controlplane.core.conf import conf
+from recovery.models import Replica
+
+
+class ReplicaSerializer(serializers.ModelSerializer[Replica]):
+    """One incarnation of a replica."""
+
+    beat_age_seconds = serializers.FloatField(read_only=True, help_text="By the database's clock.")
+    state = serializers.CharField(read_only=True, help_text="live, draining, stale or dead.")
+
+    class Meta:
+        model = Replica
+        fields = (
+            "id", "name", "incarnation", "state", "host", "pid", "version", "executor", "slots", "memory_mib", "cpu",
+            "started_at", "beat_at", "beat_age_seconds", "draining_at", "drain_note", "declared_dead_at",
+        )  # fmt: skip
+        read_only_fields = fields
+
+
+class ReplicasView(ListView[Replica]):
+    """Living replicas and those whose work is still being taken over."""
+
+    serializer_class = ReplicaSerializer
+    filter_backends: list[Any] = []
+
+    def get_queryset(self) -> QuerySet[Replica]:
+        """Ages are computed by the database: no web process's clock is trusted."""
+        age = Extract(ExpressionWrapper(Now() - F("beat_at"), output_field=DurationField()), "epoch")
+        state = Case(
+            When(declared_dead_at__isnull=False, then=Value("dead")),
+            When(beat_age_seconds__gt=conf().replica_stale_seconds, then=Value("stale")),
+            When(draining_at__isnull=False, then=Value("draining")),
+            default=Value("live"),
+        )
+        return Replica.objects.annotate(beat_age_seconds=age).annotate(state=state)
+
+    @extend_schema(operation_id="replicas_list", tags=["fleet"])
+    def get(self, request: Request) -> Response:
+        """List replicas."""
+        require(request, "recovery.view_replica")
+        return self.listing()

@@ -1,0 +1,53 @@
+"""The view classes that the apps' views start from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Model
+from drf_spectacular.utils import extend_schema
+from rest_framework import generics
+from rest_framework.exceptions import NotFound
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.api.pagination import KeysetPagination
+from controlplane.api.parsing import BODY_LIMIT_BYTES, StrictJSONParser
+from controlplane.api.schema import ControlPlaneSchema
+
+
+class View(APIView):
+    """A view of the control plane: strict bodies, problem answers in the schema."""
+
+    parser_classes = [StrictJSONParser]
+    schema = ControlPlaneSchema()
+    body_limit = BODY_LIMIT_BYTES
+
+
+class ListView(View, generics.GenericAPIView[Model]):
+    """A view that lists rows page by page; other methods are added as on `View`."""
+
+    pagination_class: Any = KeysetPagination
+
+    def listing(self) -> Response:
+        """One filtered page, serialized."""
+        page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        serializer = self.get_serializer(page, many=True)
+        return self.get_paginated_response(serializer.data)
+
+
+class UnknownPath(APIView):
+    """Paths that do not exist answer with a problem too, not with a page."""
+
+    authentication_classes = []
+    permission_classes = []
+
+    @extend_schema(exclude=True)
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Any method."""
+        return super().dispatch(request, *args, **kwargs)
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Before the method is looked at, so that each answers the same."""
+        raise NotFound(f"There is no {request.path} in this API.")

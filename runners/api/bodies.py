@@ -1,0 +1,172 @@
+"""The runner protocol's messages, as pydantic models: what is wrong is refused by its name, never guessed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from admission.spec import MAX_INTEGER, RunSpec
+from runners.services.enrolment import MAX_SLOTS
+
+MAX_BATCH = 1000
+MAX_ID = 10**18
+
+RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+Id = Annotated[int, Field(ge=0, le=MAX_ID)]
+Labels = Annotated[dict[str, str], Field(max_length=50)]
+
+
+class Message(BaseModel):
+    """Strict: no conversions, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class EnrolBody(Message):
+    """What a machine says of itself."""
+
+    token: str = Field(max_length=200, description="The enrolment token (whe_).")
+    name: str = Field(min_length=1, max_length=200)
+    labels: Labels = Field(default_factory=dict)
+    executors: list[Literal["docker", "process"]] = Field(default=["docker"], min_length=1, max_length=2)
+    slots: int = Field(default=1, ge=1, le=MAX_SLOTS)
+    version: str = Field(default="", max_length=40)
+    host: str = Field(default="", max_length=200)
+
+
+class ClaimBody(Message):
+    """Asks for runs. The same request id gets the same answer again."""
+
+    request_id: RequestId
+    slots: int = Field(ge=0, le=MAX_SLOTS, description="Runs that could be started now.")
+    memory_mib: int | None = Field(default=None, ge=0, le=MAX_INTEGER)
+    cpu: float | None = Field(default=None, ge=0, le=1e9, allow_inf_nan=False)
+
+
+class HoldBody(Message):
+    """One hold of the calling runner."""
+
+    run: Id
+    epoch: Id
+
+
+class HoldsBody(Message):
+    """Many holds in one call."""
+
+    runs: list[HoldBody] = Field(max_length=MAX_BATCH)
+
+
+class EpochBody(Message):
+    """The epoch under which the run is held."""
+
+    epoch: Id
+
+
+class ResultFields(Message):
+    """How a hold ended. `returned`: nothing of it is left here, and the control plane decides what becomes of it."""
+
+    epoch: Id
+    ending: Literal["succeeded", "failed", "timed_out", "cancelled", "returned"]
+    reason: str = Field(default="", max_length=60)
+    detail: str = Field(default="", max_length=20_000)
+    exit_code: int | None = Field(default=None, ge=-(2**31), le=MAX_INTEGER)
+
+
+class ResultBody(ResultFields):
+    """One of many results."""
+
+    run: Id
+
+
+class ResultsBody(Message):
+    """Many results in one call."""
+
+    results: list[ResultBody] = Field(max_length=MAX_BATCH)
+
+
+class Answer(BaseModel):
+    """On every answer: how often to call, and what is wanted of the runner."""
+
+    heartbeat_seconds: float
+    poll_seconds: float
+    mode: Literal["active", "paused", "draining"]
+
+
+class AssignmentAnswer(BaseModel):
+    """One run to start."""
+
+    run: int
+    epoch: int
+    attempt: int
+    tenant: str
+    spec: RunSpec
+    job_token: str = Field(description="Proves this hold on the paths of the one run (header Job-Token).")
+    secrets: dict[str, str]
+    state: str = Field(description="admitted: start it or return it; running: a restarted agent returns it.")
+
+
+class AssignmentsAnswer(Answer):
+    """Runs admitted to the calling runner."""
+
+    assignments: list[AssignmentAnswer]
+
+
+class VerdictAnswer(BaseModel):
+    """ok, cancel (stop it and report) or superseded (stop it and forget it)."""
+
+    run: int
+    epoch: int
+    verdict: Literal["ok", "cancel", "superseded"]
+
+
+class OneVerdictAnswer(VerdictAnswer, Answer):
+    """The answer about one run; superseded is a 409 instead."""
+
+
+class VerdictsAnswer(Answer):
+    """One verdict for each hold that was named."""
+
+    verdicts: list[VerdictAnswer]
+
+
+class LogAnswer(Answer):
+    """How much is stored; the next bytes begin there."""
+
+    stored: int
+    verdict: Literal["ok", "cancel", "superseded"]
+
+
+class RunnerAnswer(Answer):
+    """The calling runner, as the server knows it."""
+
+    id: int
+    name: str
+    labels: dict[str, str]
+    executors: list[str]
+    slots: int
+
+
+class EnrolAnswer(BaseModel):
+    """The runner's token is shown here once."""
+
+    id: int
+    name: str
+    token: str
+
+
+class ReasonBody(Message):
+    """Why an operator does it."""
+
+    reason: str = Field(min_length=1, max_length=1000)
+
+
+class EnrolmentTokenBody(Message):
+    """A new enrolment token."""
+
+    name: str = Field(default="", max_length=100)
+    uses: int = Field(default=1, ge=1, le=MAX_SLOTS)
+    lifetime_seconds: float = Field(default=3600, ge=1, le=30 * 86_400, allow_inf_nan=False)
+    tenant: str | None = Field(default=None, max_length=60, description="Its runners serve this tenant only.")
+    trust_labels: Labels = Field(default_factory=dict, description="Names begin with 'trust.'.")
+    reason: str = Field(default="", max_length=1000)

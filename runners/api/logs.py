@@ -1,0 +1,90 @@
+"""Reading the log of a run, whole, in parts, or while it grows."""
+
+from __future__ import annotations
+
+import re
+
+from django.http import HttpResponse
+from drf_spectacular.utils import OpenApiParameter, OpenApiTypes, extend_schema
+from rest_framework.renderers import BaseRenderer, JSONRenderer
+from rest_framework.request import Request
+
+from controlplane.api.pagination import MAX_ID, whole_number
+from controlplane.api.principals import scope_of
+from controlplane.api.problems import RangeNotSatisfiable
+from controlplane.api.views import View
+from runners.services.logs import MAX_READ_BYTES, LogPiece, read_log
+
+RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
+HEADERS = {
+    "Log-Size": "Bytes stored.",
+    "Log-Attempt": "Whose log this is.",
+    "Log-Finished": "true: nothing will be added to this attempt's log.",
+    "Log-Truncated": "true: cut at the size cap.",
+    "Run-State": "State of the run; while it is not a final one, another attempt may follow.",
+}
+
+
+class TextRenderer(BaseRenderer):
+    """For negotiation only: the view answers bytes itself."""
+
+    media_type = "text/plain"
+    format = "text"
+
+    def render(self, data: object, accepted_media_type: str | None = None, renderer_context: object = None) -> bytes:
+        """Never asked for a log."""
+        return JSONRenderer().render(data)
+
+
+class RunLogsView(View):
+    """The log of one run."""
+
+    renderer_classes = [TextRenderer, JSONRenderer]
+
+    @extend_schema(
+        operation_id="runs_logs",
+        tags=["runs"],
+        parameters=[
+            OpenApiParameter("attempt", int, description="Which attempt; without it the latest."),
+            OpenApiParameter("offset", int, description="First byte wanted. Beyond the end: an empty answer."),
+            OpenApiParameter("limit", int, description=f"Bytes at most, up to {MAX_READ_BYTES}."),
+            OpenApiParameter("Range", str, "header", description="bytes=N- or bytes=N-M, instead of offset."),
+            *[
+                OpenApiParameter(name, str, "header", response=[200, 206], description=text)
+                for name, text in HEADERS.items()
+            ],
+        ],
+        responses={(200, "text/plain"): OpenApiTypes.STR, (206, "text/plain"): OpenApiTypes.STR},
+    )
+    def get(self, request: Request, run: int) -> HttpResponse:
+        """Output as it was written. To follow, ask again from offset + received until `Log-Finished`."""
+        tenant = scope_of(request, "admission.view_run")
+        attempt = whole_number(request, "attempt", 0, 2**31 - 1)
+        offset = whole_number(request, "offset", 0, MAX_ID)
+        limit = whole_number(request, "limit", MAX_READ_BYTES, MAX_READ_BYTES, least=1)
+        ranged = RANGE.fullmatch(request.headers.get("Range", ""))
+        if ranged:
+            offset = int(ranged[1])
+            limit = max(1, min(limit, int(ranged[2]) - offset + 1)) if ranged[2] else limit
+        tenant_id = tenant.pk if tenant is not None else None
+        piece = read_log(run, attempt=attempt or None, offset=offset, limit=limit, tenant_id=tenant_id)
+        if ranged and offset >= piece.size:
+            raise RangeNotSatisfiable(f"The log has {piece.size} bytes.", size=piece.size)
+        return _answer(piece, offset, ranged=bool(ranged))
+
+
+def _answer(piece: LogPiece, offset: int, *, ranged: bool) -> HttpResponse:
+    response = HttpResponse(piece.data, content_type="text/plain; charset=utf-8", status=206 if ranged else 200)
+    response["Log-Size"] = str(piece.size)
+    response["Log-Attempt"] = str(piece.attempt)
+    response["Log-Finished"] = _flag(piece.attempt_ended)
+    response["Log-Truncated"] = _flag(piece.truncated)
+    response["Run-State"] = piece.state
+    response["Accept-Ranges"] = "bytes"
+    if ranged:
+        response["Content-Range"] = f"bytes {offset}-{offset + len(piece.data) - 1}/{piece.size}"
+    return response
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"

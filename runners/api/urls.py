@@ -1,0 +1,31 @@
+"""Paths of runners and logs, below /api/v1/."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from controlplane.api import converters  # noqa: F401 - registers <id:>
+from runners.api import fleet, protocol
+from runners.api.logs import RunLogsView
+
+urlpatterns = [
+    path("runs/<id:run>/logs", RunLogsView.as_view(), name="run-logs"),
+    path("runners", fleet.RunnersView.as_view(), name="runners"),
+    path("runners/enrol", fleet.EnrolView.as_view(), name="enrol"),
+    path("runners/<id:runner>/pause", fleet.RunnerPauseView.as_view(), name="runner-pause"),
+    path("runners/<id:runner>/drain", fleet.RunnerDrainView.as_view(), name="runner-drain"),
+    path("runners/<id:runner>/resume", fleet.RunnerResumeView.as_view(), name="runner-resume"),
+    path("runners/<id:runner>/revoke", fleet.RunnerRevokeView.as_view(), name="runner-revoke"),
+    path("enrolment-tokens", fleet.EnrolmentTokensView.as_view(), name="enrolment-tokens"),
+    path("enrolment-tokens/<id:token>", fleet.EnrolmentTokenView.as_view(), name="enrolment-token"),
+    path("runner", protocol.SelfView.as_view(), name="runner-self"),
+    path("runner/claims", protocol.ClaimsView.as_view(), name="runner-claims"),
+    path("runner/holds", protocol.HoldsView.as_view(), name="runner-holds"),
+    path("runner/starts", protocol.StartsView.as_view(), name="runner-starts"),
+    path("runner/heartbeats", protocol.HeartbeatsView.as_view(), name="runner-heartbeats"),
+    path("runner/results", protocol.ResultsView.as_view(), name="runner-results"),
+    path("runner/runs/<id:run>/start", protocol.StartView.as_view(), name="runner-start"),
+    path("runner/runs/<id:run>/heartbeat", protocol.HeartbeatView.as_view(), name="runner-heartbeat"),
+    path("runner/runs/<id:run>/logs", protocol.LogAppendView.as_view(), name="runner-log"),
+    path("runner/runs/<id:run>/result", protocol.ResultView.as_view(), name="runner-result"),
+]

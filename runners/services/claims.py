@@ -1,0 +1,88 @@
+"""A runner's claim: admission through the one engine, with an answer that can be asked for again (rules Q3, Q4)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import transaction
+
+from admission.drivers import Driver, DriverGone
+from admission.engine import Admitted, Envelope, admit, read_flows
+from admission.services.runs import read_holds
+from controlplane.core.sql import Row, execute, rows
+from runners import sql
+
+WHILE_CONTESTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """One run of an answer; `spec` as it is stored."""
+
+    run: int
+    epoch: int
+    attempt: int
+    tenant: str
+    spec: dict[str, Any]
+
+
+def claim_runs(driver: Driver, request_id: str, envelope: Envelope) -> list[Claimed] | None:
+    """Up to `envelope.slots` runs for this driver. None: there is nothing for it now, or it may be given nothing.
+
+    The same request id gets the same answer again, without what has moved on since; a repeat that races the first call
+    waits for it. Only a claim that got something is remembered.
+    """
+    for _ in range(WHILE_CONTESTED):
+        answer = read_claim(driver, request_id)
+        if answer is not None:
+            return answer
+        # Outside a transaction and without a write: an idle runner's poll costs two reads.
+        if envelope.slots <= 0 or not read_flows(driver, offset=0):
+            return None
+        try:
+            admitted = _claim(driver, request_id, envelope)
+        except DriverGone:
+            return None
+        if admitted is not None:
+            return [_claimed(a) for a in admitted] or None
+        # Another connection answered the same request while we waited for its row: read what it said.
+    return None
+
+
+def _claim(driver: Driver, request_id: str, envelope: Envelope) -> list[Admitted] | None:
+    """Admit and remember in one transaction: both stand or neither. None: somebody else had the same request."""
+    key = {"runner": driver.id, "request_id": request_id}
+    with transaction.atomic():
+        if not execute(sql.RESERVE_CLAIM, key):
+            return None
+        admitted = admit(driver, envelope)
+        if admitted:
+            runs = json.dumps([{"run": a.run, "epoch": a.epoch} for a in admitted])
+            execute(sql.STORE_CLAIM, {**key, "runs": runs})
+        else:
+            execute(sql.FORGET_CLAIM, key)
+    return admitted
+
+
+def read_claim(driver: Driver, request_id: str) -> list[Claimed] | None:
+    """The stored answer of a claim; None if there is none."""
+    found = rows(sql.READ_CLAIM, {"runner": driver.id, "request_id": request_id})
+    if not found:
+        return None
+    return [_stored(row) for row in found if row["id"] is not None]
+
+
+def held_runs(driver: Driver) -> list[tuple[Claimed, str]]:
+    """Everything the ledger says this runner holds, with its state: what a restarted agent asks first (rule A10)."""
+    return [(_stored(row), row["state"]) for row in read_holds(driver)]
+
+
+def _stored(row: Row) -> Claimed:
+    spec = json.loads(row["spec"]) if isinstance(row["spec"], str) else row["spec"]
+    return Claimed(row["id"], row["epoch"], row["attempt"], row["tenant"], spec)
+
+
+def _claimed(admitted: Admitted) -> Claimed:
+    return Claimed(admitted.run, admitted.epoch, admitted.attempt, admitted.tenant, admitted.spec.stored())

@@ -1,0 +1,151 @@
+"""Runners as drivers, and the verbs over them: who calls, pause, drain, resume, revoke.
+
+Pause, drain and revoke lock the runner's row alone: they wait for an admission under way and hold off later ones, so
+once one of them has answered, nothing more is offered to that runner (rule Q11).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import transaction
+from django.db.models.functions import Now
+
+from admission.drivers import Driver
+from admission.services.runs import Cause, read_holds, take_away
+from admission.sql.ending import TAKE_AWAY_CAUSES
+from admission.states import DriverKind
+from controlplane.core.audit import Actor, record
+from controlplane.core.conf import conf
+from controlplane.core.errors import Conflict, NotFound
+from controlplane.core.sql import Row, execute, one
+from controlplane.core.tokens import token_hash
+from runners import sql
+from runners.models import Runner
+
+CONTACT_RESOLUTION_SECONDS = 5.0
+
+REVOKED = Cause("runner_revoked", TAKE_AWAY_CAUSES["own"])
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerIdentity:
+    """The calling runner, as its row stood at the call."""
+
+    id: int
+    name: str
+    tenant_id: int | None
+    labels: Mapping[str, str]
+    executors: tuple[str, ...]
+    slots: int
+    shown: str
+    paused: bool
+    draining: bool
+
+    @property
+    def mode(self) -> str:
+        """What the server wants of it."""
+        return "draining" if self.draining else "paused" if self.paused else "active"
+
+
+def find_runner(token: str) -> RunnerIdentity | None:
+    """Whose token this is; None for an unknown or revoked one. Notes the contact now and then."""
+    row = one(sql.FIND_RUNNER, {"hash": token_hash(token), "resolution": CONTACT_RESOLUTION_SECONDS})
+    if row is None:
+        return None
+    if row["quiet"]:
+        execute(sql.NOTE_CONTACT, {"runner": row["id"], "resolution": CONTACT_RESOLUTION_SECONDS})
+    return RunnerIdentity(
+        id=row["id"],
+        name=row["name"],
+        tenant_id=row["tenant_id"],
+        # The server's labels come last: what they say cannot be overridden.
+        labels={**_json(row["labels"]), **_json(row["trust_labels"])},
+        executors=tuple(_json(row["executors"])),
+        slots=row["slots"],
+        shown=row["shown"],
+        paused=row["paused"],
+        draining=row["draining"],
+    )
+
+
+def runner_driver(runner: RunnerIdentity) -> Driver:
+    """The runner as admission sees it."""
+
+    def lock() -> bool:
+        return one(sql.LOCK_RUNNER, {"runner": runner.id}) is not None
+
+    return Driver(
+        kind=DriverKind.RUNNER,
+        id=runner.id,
+        name=runner.name,
+        lock=lock,
+        labels=runner.labels,
+        backends=runner.executors,
+        tenant_id=runner.tenant_id,
+        lease_seconds=conf().runner_lease_seconds,
+    )
+
+
+def pause_runner(runner: int, *, actor: Actor, reason: str) -> bool:
+    """No new work until resumed; what runs goes on. False: it was paused already."""
+    return _set(runner, "pause", "paused_at", {"paused_at": Now(), "pause_note": reason}, actor=actor, reason=reason)
+
+
+def drain_runner(runner: int, *, actor: Actor, reason: str) -> bool:
+    """No new work; the agent finishes what it has and ends. False: it was draining already."""
+    return _set(runner, "drain", "draining_at", {"draining_at": Now()}, actor=actor, reason=reason)
+
+
+def resume_runner(runner: int, *, actor: Actor, reason: str = "") -> bool:
+    """Takes work again, after a pause or a drain. False: it did already."""
+    with transaction.atomic():
+        row = _lock(runner)
+        if row["paused_at"] is None and row["draining_at"] is None:
+            return False
+        Runner.objects.filter(pk=runner).update(paused_at=None, pause_note="", draining_at=None)
+        record("resume", "runner", runner, actor=actor, reason=reason)
+    return True
+
+
+def revoke_runner(runner: int, *, actor: Actor, reason: str) -> int | None:
+    """Its token is dead from the next call on, and its runs are taken from it. None: it was revoked already.
+
+    Returns how many runs were taken. Their containers are the machine's to stop: it learns at its next call.
+    """
+    with transaction.atomic():
+        row = _lock(runner)
+        if row["revoked_at"] is not None:
+            return None
+        Runner.objects.filter(pk=runner).update(revoked_at=Now())
+        driver = Driver(DriverKind.RUNNER, runner, row["name"], lambda: False)
+        holds = [(held["id"], held["epoch"]) for held in read_holds(driver)]
+        taken = take_away(holds, REVOKED, detail=f"{actor.name}: {reason}", driver=driver)
+        record("revoke", "runner", runner, actor=actor, reason=reason, after={"runs_taken": len(taken)})
+    return len(taken)
+
+
+def _set(runner: int, verb: str, column: str, values: dict[str, Any], *, actor: Actor, reason: str) -> bool:
+    with transaction.atomic():
+        row = _lock(runner)
+        if row["revoked_at"] is not None:
+            raise Conflict(f"Runner {runner} is revoked.", code="runner_revoked")
+        if row[column] is not None:
+            return False
+        Runner.objects.filter(pk=runner).update(**values)
+        record(verb, "runner", runner, actor=actor, reason=reason)
+    return True
+
+
+def _lock(runner: int) -> Row:
+    row = one(sql.LOCK_RUNNER_ALONE, {"runner": runner})
+    if row is None:
+        raise NotFound(f"There is no runner {runner}.")
+    return row
+
+
+def _json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value

@@ -1,0 +1,145 @@
+"""Named statements of runners, their claims and the logs.
+
+Lock order: the runner's row, then as in `admission.sql` (runs, attempts, permits, counters). A log append locks its
+attempt's row only.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Who calls: one look-up by the token's hash. No locks. 0 rows: unknown or revoked. Index: unique hash.
+# `quiet`: the last contact is old enough to be written again.
+FIND_RUNNER: Final = """
+SELECT id, name, tenant_id, labels, trust_labels, executors, slots, shown,
+       paused_at IS NOT NULL AS paused, draining_at IS NOT NULL AS draining,
+       (contact_at IS NULL OR contact_at < statement_timestamp() - make_interval(secs => %(resolution)s)) AS quiet
+FROM runners_runner WHERE hash = %(hash)s AND revoked_at IS NULL
+"""
+
+# That a runner called; the predicate keeps many calls at once from writing it many times. Lock: the row, not its key.
+NOTE_CONTACT: Final = """
+UPDATE runners_runner SET contact_at = statement_timestamp()
+WHERE id = %(runner)s
+  AND (contact_at IS NULL OR contact_at < statement_timestamp() - make_interval(secs => %(resolution)s))
+"""
+
+# May this runner be given work? Held to the end of the admitting transaction: pausing, draining and revoking lock the
+# row FOR UPDATE, so they wait for admissions under way and no later one gets past them. 0 rows: it may not.
+LOCK_RUNNER: Final = """
+SELECT id FROM runners_runner
+WHERE id = %(runner)s AND revoked_at IS NULL AND draining_at IS NULL AND paused_at IS NULL
+FOR KEY SHARE
+"""
+
+# For pause, drain and revoke: waits for every admission under way.
+LOCK_RUNNER_ALONE: Final = """
+SELECT id, name, revoked_at, draining_at, paused_at FROM runners_runner WHERE id = %(runner)s FOR UPDATE
+"""
+
+# One use of an enrolment token. 0 rows: unknown, used up or expired. Lock: the token's row. Index: unique hash.
+USE_ENROLMENT: Final = """
+UPDATE runners_enrolmenttoken SET uses_left = uses_left - 1
+WHERE hash = %(hash)s AND uses_left > 0 AND expires_at > statement_timestamp()
+RETURNING id, shown, tenant_id, trust_labels
+"""
+
+# The claim is reserved before anything is admitted for it: a repeat of the same request, also one at the same instant
+# on another connection, waits here for the first one's commit and then reserves nothing. 0 rows: answered, read it.
+RESERVE_CLAIM: Final = """
+INSERT INTO runners_claimrequest (runner_id, request_id, runs) VALUES (%(runner)s, %(request_id)s, '[]')
+ON CONFLICT (runner_id, request_id) DO NOTHING
+"""
+STORE_CLAIM: Final = """
+UPDATE runners_claimrequest SET runs = %(runs)s::jsonb WHERE runner_id = %(runner)s AND request_id = %(request_id)s
+"""
+
+# A claim that found nothing is no answer worth keeping: asked again, it may find something.
+FORGET_CLAIM: Final = """
+DELETE FROM runners_claimrequest WHERE runner_id = %(runner)s AND request_id = %(request_id)s
+"""
+
+# The stored answer, without what has moved on since (another epoch, another driver, ended). One row with run null: the
+# claim is known and nothing of it is left. 0 rows: no such claim. No locks. Index: claim_request_id, primary key.
+READ_CLAIM: Final = """
+SELECT r.id, r.epoch, r.attempt, t.slug AS tenant, r.spec
+FROM runners_claimrequest c
+LEFT JOIN LATERAL jsonb_to_recordset(c.runs) AS a(run bigint, epoch bigint) ON true
+LEFT JOIN admission_run r ON r.id = a.run AND r.epoch = a.epoch AND r.state IN ('admitted', 'running')
+     AND r.driver_kind = 'runner' AND r.driver_id = c.runner_id
+LEFT JOIN admission_tenant t ON t.id = r.tenant_id
+WHERE c.runner_id = %(runner)s AND c.request_id = %(request_id)s
+ORDER BY r.id
+"""
+
+# Answers that nobody can ask for any more. Bounded. Index: the one on `at`.
+DELETE_OLD_CLAIMS: Final = """
+DELETE FROM runners_claimrequest WHERE id IN (
+    SELECT id FROM runners_claimrequest WHERE at < statement_timestamp() - make_interval(secs => %(age)s)
+    ORDER BY at LIMIT %(limit)s)
+"""
+
+# Append to the log of an open hold, where it ends at the offset. One statement: the attempt's size moves and the bytes
+# are stored, or neither. The size's own predicate decides between two appends at once: the second waits for the row
+# and then does not match. The hold is judged without a lock: bytes that a driver, displaced in this moment, still adds
+# end its own attempt's log, and one that was adopted with its attempt is told the stored size at its next append.
+# 0 rows: superseded. `size` null: the log ends elsewhere, or was cut. Index: primary key, attempt_number.
+APPEND_LOG: Final = """
+WITH held AS (
+    SELECT r.id, r.attempt, r.cancel_requested_at IS NOT NULL AS cancel FROM admission_run r
+    WHERE r.id = %(run)s AND r.epoch = %(epoch)s AND r.state IN ('admitted', 'running')
+      AND r.driver_kind = %(driver_kind)s AND r.driver_id = %(driver_id)s
+),
+grown AS (
+    UPDATE admission_attempt t
+    SET log_size = t.log_size + octet_length(%(data)s::bytea), log_truncated = %(cut)s
+    FROM held h
+    WHERE t.run_id = h.id AND t.number = h.attempt AND t.log_size = %(offset)s AND NOT t.log_truncated
+    RETURNING t.run_id, t.number, t.log_size
+),
+stored AS (
+    INSERT INTO runners_logchunk (run_id, attempt, start, data)
+    SELECT run_id, number, %(offset)s, %(data)s::bytea FROM grown WHERE octet_length(%(data)s::bytea) > 0
+)
+SELECT h.attempt, h.cancel, g.log_size AS size FROM held h LEFT JOIN grown g ON true
+"""
+
+# Where the log ends, in a statement of its own: the appending one saw the row as it was before it waited for the lock.
+READ_LOG_END: Final = """
+SELECT log_size AS size, log_truncated AS cut FROM admission_attempt WHERE run_id = %(run)s AND number = %(attempt)s
+"""
+
+# A piece of a log: whole chunks, the first of which may begin before the offset. Index: logchunk_position.
+READ_LOG: Final = """
+SELECT start, data FROM runners_logchunk
+WHERE run_id = %(run)s AND attempt = %(attempt)s AND start < %(offset)s + %(limit)s
+  AND start >= coalesce((SELECT max(start) FROM runners_logchunk
+                         WHERE run_id = %(run)s AND attempt = %(attempt)s AND start <= %(offset)s), 0)
+ORDER BY start
+"""
+
+# Whose log, how long, whether more may come. `%(tenant_id)s` null: any tenant. 0 rows: no such run for this caller.
+READ_LOG_STATE: Final = """
+SELECT r.state, r.attempt AS latest, t.number, coalesce(t.log_size, 0) AS size,
+       coalesce(t.log_truncated, false) AS truncated, t.released_at IS NOT NULL AS released
+FROM admission_run r
+LEFT JOIN admission_attempt t ON t.run_id = r.id AND t.number = coalesce(%(attempt)s::int, r.attempt)
+WHERE r.id = %(run)s AND (%(tenant_id)s::bigint IS NULL OR r.tenant_id = %(tenant_id)s)
+"""
+
+# Output of runs that ended long ago, or are not there any more; the sizes stay, so that a page can say what was there.
+# Looks at a bounded piece of the table, oldest first: `last` is where the next call goes on, `reached` says that
+# younger output begins. Index: primary keys.
+DELETE_OLD_LOGS: Final = """
+WITH looked AS (
+    SELECT id, run_id, at < statement_timestamp() - make_interval(secs => %(age)s) AS old
+    FROM runners_logchunk WHERE id > %(after)s ORDER BY id LIMIT %(limit)s
+),
+due AS (
+    SELECT l.id FROM looked l LEFT JOIN admission_run r ON r.id = l.run_id
+    WHERE l.old AND (r.id IS NULL OR r.finished_at < statement_timestamp() - make_interval(secs => %(age)s))
+),
+deleted AS (DELETE FROM runners_logchunk WHERE id IN (SELECT id FROM due) RETURNING id)
+SELECT (SELECT count(*) FROM deleted) AS deleted, max(id) AS last, coalesce(bool_or(NOT old), true) AS reached
+FROM looked
+"""
