@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from admission.spec import RunSpec
+if TYPE_CHECKING:
+    from admission.spec import RunSpec
 
 
 class Ending(StrEnum):
@@ -47,6 +49,7 @@ class Assignment:
 
     @property
     def key(self) -> RunKey:
+        """What names this hold."""
         return RunKey(self.run, self.epoch)
 
 
@@ -63,6 +66,7 @@ class Result:
 
     @property
     def key(self) -> RunKey:
+        """What names this hold."""
         return RunKey(self.run, self.epoch)
 
 

@@ -6,10 +6,12 @@ Two implementations: named SQL in the replica's own process (`recovery`), and RE
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
 
 
 class ControlUnavailable(Exception):

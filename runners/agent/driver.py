@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from runners.agent.assignment import Assignment, Capacity, Ending, Result, RunKey, Verdict
 from runners.agent.backoff import jittered
 from runners.agent.clock import now
-from runners.agent.control import Control
 from runners.agent.events import OnEvent, guarded, log_event
-from runners.agent.executors.base import Executor
 from runners.agent.holds import Hold, Holds, Phase
 from runners.agent.lifecycle import SHUTDOWN, Lifecycle
 from runners.agent.loops import FOREVER, Loop
 from runners.agent.outbox import Outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from runners.agent.control import Control
+    from runners.agent.executors.base import Executor
 
 MOST_STARTS = 100
 LOG_SECONDS = 1.0

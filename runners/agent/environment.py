@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from runners.agent.assignment import Assignment
 from runners.agent.executors.base import ExecutorError
+
+if TYPE_CHECKING:
+    from runners.agent.assignment import Assignment
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from runners.agent.assignment import Assignment, RunKey
-from runners.agent.executors.base import Execution
 from runners.agent.logs import LogBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runners.agent.assignment import Assignment, RunKey
+    from runners.agent.executors.base import Execution
 
 
 class Phase(StrEnum):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from runners.agent.assignment import Ending, Result
 from runners.agent.backoff import Backoff
 from runners.agent.clock import now
 from runners.agent.control import Control, ControlUnavailable, Superseded
-from runners.agent.events import OnEvent
 from runners.agent.executors.base import Execution, Executor, ExecutorError, Exit
-from runners.agent.holds import Hold
-from runners.agent.outbox import Outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from runners.agent.events import OnEvent
+    from runners.agent.holds import Hold
+    from runners.agent.outbox import Outbox
 
 LOG_PATIENCE_SECONDS = 60.0
 SHUTDOWN = "shutdown"

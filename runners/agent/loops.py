@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from runners.agent.backoff import Backoff
 from runners.agent.clock import now
 from runners.agent.control import ControlUnavailable
-from runners.agent.events import OnEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runners.agent.events import OnEvent
 
 FOREVER = 3600.0
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MASK = b"[masked]"
 # Shorter values would mask ordinary text, and tell by that what they are.
@@ -24,15 +27,23 @@ class Masker:
         """What may be shown now."""
         if self._pattern is None:
             return data
-        data = self._pattern.sub(MASK, self._held + data)
-        keep = self._undecided(data)
-        self._held = data[len(data) - keep :]
-        return data[: len(data) - keep]
+        data = self._held + data
+        shown: list[bytes] = []
+        position = 0
+        for found in self._pattern.finditer(data):
+            if found.end() == len(data) and found.group() in self._prefixes:
+                break  # A longer value may begin with this one.
+            shown += [data[position : found.start()], MASK]
+            position = found.end()
+        rest = data[position:]
+        keep = self._undecided(rest)
+        self._held = rest[len(rest) - keep :]
+        return b"".join(shown) + rest[: len(rest) - keep]
 
     def end(self) -> bytes:
-        """What was held back: the stream is over, so it was no secret."""
+        """What was held back: the stream is over, so it is no longer value's beginning."""
         held, self._held = self._held, b""
-        return held
+        return self._pattern.sub(MASK, held) if self._pattern is not None else held
 
     def _undecided(self, data: bytes) -> int:
         for length in range(min(self._longest - 1, len(data)), 0, -1):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from runners.agent.assignment import Result, RunKey, Verdict
 from runners.agent.control import Control, ControlUnavailable
-from runners.agent.events import OnEvent
-from runners.agent.holds import Hold
 from runners.agent.loops import FOREVER, Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runners.agent.events import OnEvent
+    from runners.agent.holds import Hold
 
 MOST_RESULTS = 100
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from runners.agent.assignment import Assignment
+if TYPE_CHECKING:
+    from runners.agent.assignment import Assignment
 
 LogSink = Callable[[bytes], None]
 """Takes output bytes in order, from one thread at a time; never blocks for long, never raises."""

@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from admission.spec import MIB, Resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path("/sys/fs/cgroup")
 CPU_PERIOD = 100_000
@@ -55,11 +58,11 @@ class Hierarchy:
         return _limit_v2(places["unified"], limits) if self.version == "v2" else _limit_v1(places, limits)
 
 
-def remove(directories: object) -> None:
+def remove(directories: Iterable[str]) -> None:
     """Remove empty groups; one that is gone is fine."""
-    for directory in directories:  # type: ignore[attr-defined]
+    for directory in directories:
         try:
-            os.rmdir(directory)
+            Path(directory).rmdir()
         except FileNotFoundError:
             continue
 

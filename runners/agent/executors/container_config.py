@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from admission.spec import MIB
-from runners.agent.assignment import Assignment
 from runners.agent.environment import run_environment
 from runners.agent.executors.base import ExecutorError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from runners.agent.assignment import Assignment
 
 NOBODY = "65534:65534"
 NOBODY_OWNS = "uid=65534,gid=65534"
 LABEL_RUN = "wharfinger.run"
 LABEL_ATTEMPT = "wharfinger.attempt"
 LABEL_EPOCH = "wharfinger.epoch"
-LABEL_TOKEN = "wharfinger.token"
+LABEL_TOKEN = "wharfinger.token"  # noqa: S105 - a name of a label
+TEMPORARY = "/tmp"  # noqa: S108 - the container's own
 CPU_PERIOD = 100_000
 # What an adopting replica reads again from the start. The stored log is capped at 16 MiB an attempt; the rest is
 # room for the JSON around each line. Unbounded files would let one run fill the daemon's disk.
@@ -71,7 +75,7 @@ def _host_config(assignment: Assignment, files: Path | None, *, with_init: bool)
     return {
         "NetworkMode": spec.network,
         "ReadonlyRootfs": True,
-        "Tmpfs": {"/tmp": tmpfs.replace("exec", "noexec"), spec.working_dir: tmpfs},
+        "Tmpfs": {TEMPORARY: tmpfs.replace("exec", "noexec"), spec.working_dir: tmpfs},
         "Mounts": [_mount(files, spec.working_dir, name) for name in spec.files] if files else [],
         "ShmSize": min(limits.disk_mib, 64) * MIB,
         "Memory": limits.memory_mib * MIB,

@@ -1,57 +1,44 @@
-"""Runs an assignment in a container of its own.
-
-Output is read from a connection made *before* the start: nothing is lost to a rotated log file, order is kept, and a
-slow reader slows the writer instead of losing bytes. Its end also tells at once that the container is done. The
-daemon keeps a bounded copy, for whoever has to go on after a broken connection.
-"""
+"""Runs an assignment in a container of its own."""
 
 from __future__ import annotations
 
 import logging
-import os
-import select
-import threading
-import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from runners.agent.assignment import Assignment
-from runners.agent.clock import now
 from runners.agent.executors import container_config as config
 from runners.agent.executors import scratch
-from runners.agent.executors.base import Execution, ExecutorError, Exit, ImageUnavailable, LogSink
-from runners.agent.executors.docker_adapter import Attached, DaemonSilent, DockerAdapter, NotFound, Refused
-from runners.agent.executors.frames import Frames
+from runners.agent.executors.base import Execution, ExecutorError, ImageUnavailable, LogSink
+from runners.agent.executors.docker_adapter import DockerAdapter, NotFound
+from runners.agent.executors.docker_execution import BeforeStart, DockerExecution, remove_confirmed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from runners.agent.assignment import Assignment
 
 log = logging.getLogger(__name__)
-
-READ_BYTES = 256 * 1024
-KILL_PATIENCE_SECONDS = 10.0
-REMOVE_SECONDS = 50.0
-QUICK_SECONDS = 10
-LOST_CREATE_SECONDS = 10.0
-NEVER_STARTED = "0001-01-01T00:00:00Z"
-LOST_CODE = 255
-_KILLED_WITH_DAEMON = {137, 143, LOST_CODE}
-_POLL_SECONDS = 30.0
-_BROKEN_POLL_SECONDS = 1.0
-# A container whose output ended by itself is reported as ended within this; later, the connection broke first.
-_PROMPT_SECONDS = 0.5
 
 
 class DockerExecutor:
     """Makes containers on one daemon.
 
     `image_aliases` names the image to use where the asked one is not present: for machines that reach no registry.
-    Its use is logged and written into the run's own log.
+    Its use is logged and written into the run's own log. `before_start` is where a physical slot is registered (P7).
     """
 
     name = "docker"
 
-    def __init__(self, adapter: DockerAdapter | None = None, image_aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        adapter: DockerAdapter | None = None,
+        image_aliases: Mapping[str, str] | None = None,
+        before_start: BeforeStart | None = None,
+    ) -> None:
         self.adapter = adapter or DockerAdapter()
         self.daemon = self.adapter.identity()
         self._aliases = dict(image_aliases or {})
+        self._before_start = before_start
 
     def start(self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str]) -> Execution:
         """Create, verify, start. Once a create may have reached the daemon this returns an execution, whatever
@@ -65,7 +52,7 @@ class DockerExecutor:
         except ExecutorError:
             execution.discard()
             raise
-        execution.begin()
+        execution.begin(self._before_start)
         return execution
 
     def sweep(self, labels: Mapping[str, str]) -> int:
@@ -114,288 +101,3 @@ class DockerExecutor:
         except ExecutorError as error:
             raise ImageUnavailable(f"image {image} is not present and cannot be pulled: {error}") from error
         return image
-
-
-class DockerExecution:
-    """One container. `wait` and `remove` belong to one thread; `stop` may come from any."""
-
-    def __init__(self, adapter: DockerAdapter, assignment: Assignment, sink: LogSink, name: str, token: str) -> None:
-        self.assignment = assignment
-        self.sink = sink
-        self.files: Path | None = None
-        self.container: str | None = None
-        self.image_id = ""
-        self.name = name
-        self._adapter = adapter
-        self._token = token
-        self._asked: config.Json = {}
-        self._ended: Exit | None = None
-        self._attached: Attached | None = None
-        self._broken = False
-        self._code: int | None = None
-        self._delivered = 0
-        self._reason = ""
-        self._lock = threading.Lock()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._open = True
-
-    # -- making -----------------------------------------------------------------------------------------------------
-
-    def create(self, asked: config.Json) -> None:
-        """The create call, once. A lost reply is looked for by label; what is found is used."""
-        self._asked = asked
-        try:
-            self.container = self._adapter.create(self.name, asked)
-        except DaemonSilent as error:
-            self._ended = Exit(None, "executor_error", f"the reply to create was lost: {error}")
-            self._find_lost()
-
-    def begin(self) -> None:
-        """Verify, attach, start; a failure becomes the exit, for a container is there to be removed."""
-        if self.container is None:
-            return
-        self._ended = None
-        try:
-            inspected = self._adapter.inspect(self.container)
-            self.image_id = inspected.get("Image", "")
-            config.check_applied(self._asked, inspected)
-            self._attached = self._adapter.attach(self.container)
-            self._start(self.container)
-        except Refused as error:
-            code = 127 if "not found" in str(error) or "no such file" in str(error) else 126
-            self._ended = Exit(code, "executor_error", str(error))
-        except ExecutorError as error:
-            self._ended = Exit(None, "executor_error", str(error))
-
-    def _find_lost(self) -> None:
-        until = now() + LOST_CREATE_SECONDS
-        while self.container is None and now() < until:
-            try:
-                self.container = next(iter(self._listed()), None)
-            except DaemonSilent as error:
-                log.warning("looking for the container of %s: %s", self.name, error)
-            if self.container is None:
-                time.sleep(0.5)
-
-    def _listed(self) -> dict[str, str]:
-        return self._adapter.list_ids({config.LABEL_TOKEN: self._token})
-
-    def _start(self, container: str) -> None:
-        try:
-            self._adapter.start(container)
-        except DaemonSilent:
-            # Never sent twice. If it was not done yet it still may be: the caller removes the container.
-            if self._adapter.inspect(container)["State"]["StartedAt"] == NEVER_STARTED:
-                raise
-
-    # -- waiting ----------------------------------------------------------------------------------------------------
-
-    def wait(self, deadline: float | None) -> Exit:
-        """See `Execution.wait`."""
-        if self._ended is None:
-            self._ended = self._outcome(whole=self._pump(deadline))
-        return self._ended
-
-    def stop(self, reason: str) -> None:
-        """See `Execution.stop`. The signals are sent by the waiting thread."""
-        with self._lock:
-            if not self._reason:
-                self._reason = reason
-            if self._open:
-                _poke(self._wake_write)
-
-    def _pump(self, deadline: float | None) -> bool:
-        """Deliver output until the container ended; False when it had to be given up on."""
-        stopping = _Stopping(self._kill, self.assignment.spec.stop_grace_seconds)
-        frames = Frames(self._deliver)
-        while True:
-            moment = now()
-            if deadline is not None and moment >= deadline:
-                self.stop("timeout")
-            if self._reason and stopping.step(moment):
-                return False
-            due = [t for t in (stopping.next, None if self._reason else deadline) if t is not None]
-            seconds = min([_POLL_SECONDS, *(max(0.0, t - moment) for t in due)])
-            if self._attached is None:
-                self._sleep(min(seconds, _BROKEN_POLL_SECONDS))
-                if self._ended_unseen():
-                    return True
-            elif self._readable(self._attached, seconds) and not self._read(self._attached, frames):
-                self._attached.close()
-                self._attached = None
-                if self._exit_code() is not None and now() - moment < _PROMPT_SECONDS:
-                    return True
-                self._broken = True
-
-    def _sleep(self, seconds: float) -> None:
-        if select.select([self._wake_read], [], [], seconds)[0]:
-            _drain(self._wake_read)
-
-    def _readable(self, attached: Attached, seconds: float) -> bool:
-        poll = select.poll()
-        poll.register(attached.fileno, select.POLLIN)
-        poll.register(self._wake_read, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(seconds * 1000 + 1)}
-        if self._wake_read in ready:
-            _drain(self._wake_read)
-        return attached.fileno in ready
-
-    def _read(self, attached: Attached, frames: Frames) -> bool:
-        """Read once; False at the end of the stream."""
-        try:
-            data = attached.read(READ_BYTES)
-        except BlockingIOError:
-            return True
-        except OSError as error:
-            log.warning("output of %s broke off: %s", self.name, error)
-            return False
-        frames.feed(data)
-        return bool(data)
-
-    def _exit_code(self) -> int | None:
-        """The end of the output is not proof of the container's: None when the daemon does not confirm it."""
-        assert self.container is not None
-        try:
-            self._code = self._adapter.wait(self.container, QUICK_SECONDS)
-        except NotFound:
-            self._code = LOST_CODE
-        except ExecutorError as error:
-            log.warning("%s: %s", self.name, error)
-        return self._code
-
-    def _ended_unseen(self) -> bool:
-        """After the connection broke: has it ended? Then the rest of the output comes from the daemon's copy."""
-        assert self.container is not None
-        try:
-            running = self._adapter.inspect(self.container)["State"]["Running"]
-            if running:
-                return False
-            skip = self._delivered
-            for data in self._adapter.output_since_creation(self.container):
-                if len(data) > skip:
-                    self._deliver(data[skip:])
-                skip = max(0, skip - len(data))
-        except NotFound:
-            self._code = LOST_CODE
-            return True
-        except ExecutorError as error:
-            log.warning("%s: %s", self.name, error)
-            return False
-        return self._exit_code() is not None
-
-    def _deliver(self, data: bytes) -> None:
-        self._delivered += len(data)
-        self.sink(data)
-
-    def _kill(self, signal: str) -> None:
-        if self.container is not None:
-            self._adapter.kill(self.container, signal)
-
-    def _outcome(self, *, whole: bool) -> Exit:
-        if not whole:
-            return Exit(None, self._reason, "it did not end after SIGKILL; it is removed by force")
-        code = self._code
-        if self._reason or not code:
-            return Exit(code, self._reason)
-        state = self._state()
-        if state.get("OOMKilled"):
-            return Exit(code, "oom")
-        if self._broken and code in _KILLED_WITH_DAEMON:
-            return Exit(code, "lost", "the connection to the daemon broke and the container ended with it")
-        return Exit(code, "", str(state.get("Error", "")))
-
-    def _state(self) -> config.Json:
-        assert self.container is not None
-        try:
-            state: config.Json = self._adapter.inspect(self.container)["State"]
-        except ExecutorError as error:
-            return {"Error": f"how it ended is not known: {error}"}
-        return state
-
-    # -- removing ---------------------------------------------------------------------------------------------------
-
-    def remove(self) -> None:
-        """See `Execution.remove`."""
-        self._close()
-        # Without a known id the create's reply was lost: the label finds what it made, in whatever state.
-        for container in [self.container] if self.container else list(self._listed()):
-            remove_confirmed(self._adapter, container)
-        if self.files is not None:
-            scratch.remove_tree(self.files)
-
-    def discard(self) -> None:
-        """Forget an execution for which the daemon certainly made nothing."""
-        self._close()
-        if self.files is not None:
-            scratch.remove_tree(self.files)
-
-    def _close(self) -> None:
-        with self._lock:
-            if not self._open:
-                return
-            self._open = False
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-        if self._attached is not None:
-            self._attached.close()
-
-
-class _Stopping:
-    """SIGTERM, grace, SIGKILL, patience: which step is due."""
-
-    def __init__(self, kill: Callable[[str], None], grace: float) -> None:
-        self._kill = kill
-        self._steps = [("SIGTERM", grace)] if grace else []
-        self._steps.append(("SIGKILL", KILL_PATIENCE_SECONDS))
-        self.next: float | None = None
-
-    def step(self, moment: float) -> bool:
-        """Do what is due; True when there is nothing left to do but to remove by force."""
-        if self.next is not None and moment < self.next:
-            return False
-        if not self._steps:
-            return True
-        signal, patience = self._steps.pop(0)
-        try:
-            self._kill(signal)
-        except ExecutorError as error:
-            log.warning("%s was not delivered: %s", signal, error)
-        self.next = moment + patience
-        return False
-
-
-def remove_confirmed(adapter: DockerAdapter, container: str) -> None:
-    """Remove by full id until the daemon answers 404 for it.
-
-    Raises:
-        ExecutorError: when that was not seen; the container must then be taken to exist.
-    """
-    until = now() + REMOVE_SECONDS
-    pause, problem = 0.05, ""
-    while True:
-        try:
-            adapter.remove(container)
-        except NotFound:
-            problem = "remove says it is not there, inspect says it is"
-        except Refused as error:
-            problem = str(error)
-        if adapter.is_gone(container):
-            return
-        if now() >= until:
-            raise ExecutorError(f"container {container} is still there ({problem or 'no reason given'})")
-        time.sleep(pause)
-        pause = min(pause * 2, 2.0)
-
-
-def _poke(fd: int) -> None:
-    try:
-        os.write(fd, b"x")
-    except BlockingIOError:
-        return  # The pipe is full of earlier pokes: the reader will wake.
-
-
-def _drain(fd: int) -> None:
-    try:
-        os.read(fd, 4096)
-    except BlockingIOError:
-        return  # Somebody's poke was already taken.

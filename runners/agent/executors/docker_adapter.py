@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import docker
 import requests
@@ -22,6 +21,9 @@ from docker.errors import NotFound as SdkNotFound
 from docker.tls import TLSConfig
 
 from runners.agent.executors.base import ExecutorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 DEFAULT_ENDPOINT = "unix:///var/run/docker.sock"
 QUICK_SECONDS = 10
@@ -86,7 +88,7 @@ class Attached:
 
     def close(self) -> None:
         """Close the connection; the container does not notice."""
-        self._raw._response.close()
+        self._raw._response.close()  # noqa: SLF001 - the client library offers no other way
 
 
 class DockerAdapter:
@@ -144,9 +146,11 @@ class DockerAdapter:
         client = self._client()
         try:
             with _told_apart(f"looking for image {image}"):
-                return str(client.inspect_image(image)["Id"])
+                answer: Json = client.inspect_image(image)  # type: ignore[no-untyped-call]
+
         except NotFound:
             return None
+        return str(answer["Id"])
 
     def pull(self, image: str, seconds: int = PULL_SECONDS, progress: Callable[[str], None] | None = None) -> None:
         """Fetch an image. `seconds` bounds the silence between two reports, not the whole."""
@@ -171,7 +175,8 @@ class DockerAdapter:
         """Create a container; returns the full id. Never repeated by the caller after `DaemonSilent`."""
         client = self._client(CREATE_SECONDS)
         with _told_apart(f"creating {name}"):
-            return str(client.create_container_from_config(config, name)["Id"])
+            answer: Json = client.create_container_from_config(config, name)  # type: ignore[no-untyped-call]
+        return str(answer["Id"])
 
     def attach(self, container: str) -> Attached:
         """Connect to stdout and stderr as they are written from now on."""
@@ -182,9 +187,11 @@ class DockerAdapter:
     def output_since_creation(self, container: str) -> Iterator[bytes]:
         """The kept log from its first byte, then following; for whoever lost the attached connection."""
         client = self._client()
-        with _told_apart(f"reading the log of {container[:12]}"):
-            with closing(client.logs(container, stdout=True, stderr=True, stream=True, follow=True)) as output:
-                yield from output
+        with (
+            _told_apart(f"reading the log of {container[:12]}"),
+            closing(client.logs(container, stdout=True, stderr=True, stream=True, follow=True)) as output,
+        ):
+            yield from output
 
     def start(self, container: str) -> None:
         """Start. Sent once: a repeated start would run an exited container again."""

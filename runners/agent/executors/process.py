@@ -13,18 +13,21 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from admission.spec import MIB
-from runners.agent.assignment import Assignment
 from runners.agent.environment import run_environment
 from runners.agent.executors import cgroups, scratch
 from runners.agent.executors.base import Execution, ExecutorError, LogSink
 from runners.agent.executors.process_execution import ProcessExecution
 from runners.agent.executors.processes import identity, is_running, kill_leftovers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from runners.agent.assignment import Assignment
 
 SHIM = Path(__file__).with_name("shim.py")
 BACKSTOP_SECONDS = 10.0
@@ -196,7 +199,7 @@ def _run_user() -> Literal["own", "nobody"]:
     """A user of its own needs that user to exist in this user namespace."""
     for line in Path("/proc/self/uid_map").read_text().splitlines():
         first, _, count = (int(word) for word in line.split())
-        if first <= FIRST_RUN_UID and FIRST_RUN_UID + (1 << 22) < first + count:
+        if first <= FIRST_RUN_UID and first + count > FIRST_RUN_UID + (1 << 22):
             return "own"
     return "nobody"
 
@@ -227,7 +230,7 @@ def _processes_of(uid: int) -> int:
             continue
         try:
             if entry.stat().st_uid == uid:
-                count += len(os.listdir(f"/proc/{entry.name}/task"))
+                count += len(list(Path(f"/proc/{entry.name}/task").iterdir()))
         except (FileNotFoundError, ProcessLookupError):
             continue
     return count

@@ -10,12 +10,14 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from admission.spec import RunSpec
 from runners.agent.clock import now
 from runners.agent.executors.base import ExecutorError, Exit, LogSink
 from runners.agent.executors.processes import kill_leftovers
+
+if TYPE_CHECKING:
+    from admission.spec import RunSpec
 
 READ_BYTES = 256 * 1024
 # After the shim's word that all is over, output can only be held open by something that escaped it.
@@ -141,7 +143,7 @@ class ProcessExecution:
         except subprocess.TimeoutExpired as error:
             raise ExecutorError(f"the shim {self._shim.pid} of {self._plan['directory']} does not end") from error
         kill_leftovers(self._plan)
-        left = [pid for pid in self._report.get("left", ()) if os.path.exists(f"/proc/{pid}")]
+        left = [pid for pid in self._report.get("left", ()) if Path(f"/proc/{pid}").exists()]
         if left:
             raise ExecutorError(f"processes {left} of {self._plan['directory']} do not die")
         self._record.unlink(missing_ok=True)

@@ -38,7 +38,7 @@ def kill_leftovers(plan: dict[str, Any]) -> None:
     Raises:
         ExecutorError: when something is left.
     """
-    if plan["procs"] and os.path.exists(plan["procs"]):
+    if plan["procs"] and Path(plan["procs"]).exists():
         _empty(plan)
         try:
             cgroups.remove(plan["cgroups"])

@@ -10,11 +10,15 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from admission.spec import InputFile
 from runners.agent.executors.base import ExecutorError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from admission.spec import InputFile
 
 ENVIRONMENT = "CONTROLPLANE_SCRATCH_DIR"
 

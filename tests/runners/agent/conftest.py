@@ -2,19 +2,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from admission.spec import parse_spec
 from runners.agent.assignment import Assignment
 from runners.agent.clock import now
-from runners.agent.executors.base import Executor, Exit
 from runners.agent.executors.docker import DockerExecutor
 from runners.agent.executors.docker_adapter import DockerAdapter
 from runners.agent.executors.images import ensure_python_image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from runners.agent.executors.base import Executor, Exit
 
 LABELS = {"wharfinger.instance": f"test-{os.getpid()}"}
 

@@ -6,10 +6,13 @@ import contextlib
 import select
 import socket
 import threading
-from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from runners.agent.executors.docker_adapter import DockerAdapter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
 
 DAEMON = "/var/run/docker.sock"
 
@@ -32,7 +35,7 @@ class DockerProxy:
         self._server.listen(32)
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def __enter__(self) -> DockerProxy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

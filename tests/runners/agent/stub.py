@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
 from runners.agent.control import ControlUnavailable, LogOffset, Superseded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class StubControl:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 import json
 import threading
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from runners.agent.executors import docker as executor_module
+from runners.agent.executors import docker_execution
 from runners.agent.executors.base import ExecutorError, ImageUnavailable
 from runners.agent.executors.docker import DockerExecutor
 from runners.agent.executors.docker_adapter import DEFAULT_ENDPOINT, DaemonSilent, DockerAdapter
 from tests.runners.agent.conftest import LABELS, assignment, eventually, execute
 from tests.runners.agent.proxy import DockerProxy
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -58,7 +61,8 @@ print(json.dumps({
     "uid": os.getuid(), "cwd": os.getcwd(), "caps": status["CapBnd"], "nnp": status["NoNewPrivs"].strip(),
     "root": refused(lambda: open("/x", "w")), "etc": refused(lambda: open("/etc/x", "w")),
     "net": refused(lambda: socket.create_connection(("192.0.2.1", 80), 1)),
-    "devices": os.listdir("/sys/class/net"), "file": open("in/a.txt").read(), "ro": refused(lambda: open("in/a.txt", "w")),
+    "devices": os.listdir("/sys/class/net"), "file": open("in/a.txt").read(),
+    "ro": refused(lambda: open("in/a.txt", "w")),
     "disk": refused(lambda: [open("big", "wb").write(b"x" * (1 << 20)) for _ in range(1)] and None),
     "full": refused(lambda: open("big2", "wb").write(b"x" * (9 << 20))),
 }))
@@ -167,7 +171,7 @@ def test_sweep_removes_created_and_running(docker_executor: DockerExecutor, adap
 def test_removal_that_is_refused_is_never_taken_for_done(
     local_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor_module, "REMOVE_SECONDS", 1.0)
+    monkeypatch.setattr(docker_execution, "REMOVE_SECONDS", 1.0)
     with DockerProxy(tmp_path / "docker.sock") as proxy:
         executor = DockerExecutor(proxy.adapter)
         execution = executor.start(assignment(["true"], run=72, image=local_image), lambda data: None, LABELS)
@@ -249,3 +253,20 @@ def test_endpoint_is_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_short_id_proves_nothing(adapter: DockerAdapter) -> None:
     with pytest.raises(ExecutorError, match="not a full container id"):
         adapter.is_gone("abc")
+
+
+@pytest.mark.rule("P7")
+def test_refused_registration_is_not_started(local_image: str, adapter: DockerAdapter) -> None:
+    registered: list[tuple[str, str]] = []
+
+    def refuse(token: str, container: str) -> None:
+        registered.append((token, container))
+        assert adapter.inspect(container)["State"]["Status"] == "created"
+        raise ExecutorError("the token is fenced")
+
+    executor = DockerExecutor(adapter, before_start=refuse)
+    labels = {**LABELS, "wharfinger.token": "a-token"}
+    end, output = execute(executor, assignment(["echo", "ran"], image=local_image), labels=labels)
+    assert (end.reason, end.detail, output) == ("executor_error", "the token is fenced", b"")
+    assert registered[0][0] == "a-token"
+    assert adapter.is_gone(registered[0][1])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +14,9 @@ from runners.agent.driver import Driver
 from runners.agent.executors.base import ExecutorError, Exit, ImageUnavailable, LogSink
 from tests.runners.agent.conftest import assignment, eventually
 from tests.runners.agent.stub import StubControl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -143,6 +145,7 @@ def test_never_claims_more_than_its_slots(bench: Bench) -> None:
 
 
 def test_memory_and_processors_of_the_machine_bound_it(bench: Bench) -> None:
+    bench.control.open.add(RunKey(9, 1))
     driver = bench.drive(memory_mib=1024, cpu=2, slots=8)
     driver.take_up([assignment(["x"], run=9, resources={"memory_mib": 1000, "cpu": 0.5})])
     eventually(lambda: any((c.memory_mib, c.cpu, c.slots) == (24, 1.5, 7) for c in bench.control.capacities))
