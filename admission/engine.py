@@ -53,10 +53,11 @@ def admit(driver: Driver, envelope: Envelope) -> list[Admitted]:
     flows = read_flows(driver, page=2 * envelope.slots + 8)
     if not flows:
         return []
+    session = connection.connection
     try:
         admitted, empty = _admit_from(driver, envelope, flows)
     except DatabaseError:
-        if _connection_is_lost():
+        if connection.connection is not session:
             # The commit itself may have been answered into the void: asking for more now could give the driver twice
             # what it can start.
             raise
@@ -77,14 +78,10 @@ def _bounded(envelope: Envelope) -> Envelope:
     return Envelope(slots, envelope.memory_mib, envelope.cpu)
 
 
-def _connection_is_lost() -> bool:
-    raw = connection.connection
-    return raw is None or raw.closed
-
-
 def _admit_one_by_one(driver: Driver, envelope: Envelope, flows: Sequence[Row]) -> tuple[list[Admitted], list[int]]:
     admitted: list[Admitted] = []
     empty: list[int] = []
+    session = connection.connection
     for flow in flows:
         left = _left(envelope, admitted)
         if left.slots <= 0:
@@ -92,7 +89,7 @@ def _admit_one_by_one(driver: Driver, envelope: Envelope, flows: Sequence[Row]) 
         try:
             more, without = _admit_from(driver, left, [flow], further=False)
         except DatabaseError:
-            if _connection_is_lost():
+            if connection.connection is not session:
                 raise
             # Fail closed for this tenant (rule A13): its runs stay queued for the next drain.
             log.exception("admission.tenant_failed", extra={"tenant_id": flow["tenant_id"]})

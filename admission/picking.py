@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
 from pydantic import ValidationError
 
 from admission.drivers import Driver
 from admission.fairness import Flow, spread
 from admission.plan import Candidate
-from admission.spec import RunSpec, parse_spec
+from admission.spec import BACKENDS, RunSpec, parse_spec
 from admission.sql import admitting as sql
 from admission.states import Scope
 from controlplane.core.sql import Row, rows
@@ -102,6 +100,7 @@ def _pick(
             "counts": list(asked.values()),
             "labels": json.dumps(dict(driver.labels)),
             "backends": list(driver.backends),
+            "known_backends": list(BACKENDS),
             "memory_mib": envelope.memory_mib,
             "cpu": envelope.cpu,
             "taken": offer.taken(),
@@ -111,10 +110,9 @@ def _pick(
     for row in picked:
         tenant = row["tenant_id"]
         found[tenant] = found.get(tenant, 0) + 1
-        try:
-            spec = parse_spec(_json(row["spec"]))
-        except ValidationError as error:
-            offer.broken[row["id"]] = _findings(error)
+        spec = _parse(row)
+        if isinstance(spec, str):
+            offer.broken[row["id"]] = spec
             continue
         if tenant not in flows or not _fits(row["weight"], flows[tenant]):
             offer.passed.append(row["id"])
@@ -135,14 +133,17 @@ def _fits(weight: int, flow: Flow) -> bool:
     return True
 
 
-def _json(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
-
-
-def _findings(error: ValidationError) -> str:
-    """Which fields are wrong and why; never their values, which may be secrets."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found)[:4000]
+def _parse(row: Row) -> RunSpec | str:
+    """The specification, or which fields are wrong and why; never their values, which may be secrets."""
+    value = row["spec"]
+    try:
+        spec = parse_spec(json.loads(value) if isinstance(value, str) else value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found)[:4000]
+    if row["backend"] not in ("", *BACKENDS):
+        return f"backend: there is none of this name; known: {', '.join(BACKENDS)}"
+    return spec
 
 
 def _candidate(row: Row, spec: RunSpec, has_quota: bool) -> Candidate:

@@ -11,7 +11,7 @@ import base64
 import binascii
 import json
 import posixpath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
@@ -21,6 +21,9 @@ MAX_INTEGER = 2**31 - 1
 PRIORITY_RANGE = 1000
 
 MIB = 1 << 20
+
+Backend = Literal["docker", "process"]
+BACKENDS: Final[tuple[str, ...]] = get_args(Backend)
 
 
 def _is_name(value: str) -> str:
@@ -123,7 +126,7 @@ class RunSpec(_Strict):
     queue_timeout_seconds: float | None = Field(default=None, gt=0, le=365 * 86_400)
     stop_grace_seconds: float = Field(default=5, ge=0, le=300, description="Between SIGTERM and SIGKILL.")
     network: Literal["none", "bridge"] = "none"
-    backend: Literal["docker", "process"] | None = Field(default=None, description="Only drivers with this executor.")
+    backend: Backend | None = Field(default=None, description="Only drivers with this executor.")
     labels: dict[LabelName, Name] = Field(default_factory=dict, max_length=50, description="The driver must have all.")
     harness: Name | None = Field(default=None, description="Shared service whose concurrency limit applies.")
     priority: int = Field(default=0, ge=-PRIORITY_RANGE, le=PRIORITY_RANGE, description="1 is worth 60 s of waiting.")

@@ -27,19 +27,20 @@ ORDER BY id FOR KEY SHARE SKIP LOCKED
 """
 
 # Candidates: for each tenant its next `n` runs that this driver may take, locked; rows that another driver is just
-# taking are skipped. A run under a full key or harness is passed over, or it would hide those behind it; that is a
-# pre-filter, the counters decide. Index: run_queue, one ordered scan a tenant; counter_scope_key for runs that name a
-# shared limit. In a CTE, so that it is executed once.
+# taking are skipped. A run for a backend that does not exist suits everybody: whoever comes first sets it aside. A run
+# under a full key or harness is passed over, or it would hide those behind it; that is a pre-filter, the counters
+# decide. Index: run_queue, one ordered scan a tenant; counter_scope_key for runs that name a shared limit. In a CTE,
+# so that it is executed once.
 PICK_RUNS: Final = """
 WITH asked AS (SELECT * FROM unnest(%(tenants)s::bigint[], %(counts)s::int[]) AS a(tenant_id, n)),
 picked AS MATERIALIZED (
     SELECT r.* FROM asked a CROSS JOIN LATERAL (
-        SELECT id, tenant_id, rank_at, spec, weight, harness, concurrency_key, memory_mib, cpu
+        SELECT id, tenant_id, rank_at, spec, weight, backend, harness, concurrency_key, memory_mib, cpu
         FROM admission_run q
         WHERE tenant_id = a.tenant_id AND state = 'queued' AND NOT delayed
           AND (queue_deadline IS NULL OR queue_deadline > statement_timestamp())
           AND (kind IS NULL OR kind = 'task')
-          AND labels <@ %(labels)s::jsonb AND (backend = '' OR backend = ANY(%(backends)s))
+          AND labels <@ %(labels)s::jsonb AND (backend = '' OR backend = ANY(%(backends)s) OR backend <> ALL(%(known_backends)s))
           AND (%(memory_mib)s::int IS NULL OR memory_mib <= %(memory_mib)s)
           AND (%(cpu)s::float8 IS NULL OR cpu <= %(cpu)s)
           AND id <> ALL (%(taken)s::bigint[])
