@@ -13,6 +13,7 @@ from typing import Any
 import environ
 
 from controlplane.core.environment import control_plane_values, database, secret
+from controlplane.skin import UNFOLD
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -26,8 +27,9 @@ CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 INSTALLED_APPS = [
     # First: its commands and templates stand before those of the apps it builds on (qcluster checks migrations).
     "controlplane",
-    "unfold",
-    "django.contrib.admin",
+    "unfold.apps.BasicAppConfig",
+    "unfold.contrib.filters",
+    "controlplane.admin_config.FleetAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
