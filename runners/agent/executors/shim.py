@@ -123,7 +123,7 @@ def _launch(plan: Plan) -> int:
             _become(plan)
         except BaseException as error:  # noqa: BLE001 - the child must never return into the parent's code
             cause = error.errno if isinstance(error, OSError) and error.errno else errno.EINVAL
-            os.write(tell, f"{cause} {error}".encode())
+            os.write(tell, f"{cause} {getattr(error, 'strerror', None) or error}".encode())
         os._exit(127)
     os.close(tell)
     failure = os.read(told, 4096)
@@ -158,7 +158,22 @@ def _become(plan: Plan) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.set_inheritable(_status, False)
-    os.execvpe(plan["command"][0], plan["command"], plan["environment"])
+    _execute(plan["command"], plan["environment"])
+
+
+def _execute(command: list[str], environment: dict[str, str]) -> None:
+    """Not `os.execvpe`: that imports more, and this user may not be able to read the interpreter's library."""
+    name = command[0]
+    places = [name] if "/" in name else [f"{place}/{name}" for place in environment["PATH"].split(":") if place]
+    failure: OSError = FileNotFoundError(errno.ENOENT, f"no {name} in {environment['PATH']}")
+    for place in places:
+        try:
+            os.execve(place, command, environment)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            failure = error
+    raise failure
 
 
 def _lower(limit: int, value: int) -> None:

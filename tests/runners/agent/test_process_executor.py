@@ -155,6 +155,7 @@ def test_cancel_from_another_thread(executor: ProcessExecutor, scratch: Path) ->
 def test_command_that_is_not_there(executor: ProcessExecutor, scratch: Path) -> None:
     end, _ = execute(executor, assignment(["nonesuch"]))
     assert (end.code, end.reason) == (127, "executor_error")
+    assert "no nonesuch in" in end.detail
     assert list(scratch.iterdir()) == []
 
 
