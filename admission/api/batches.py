@@ -42,7 +42,7 @@ class BatchesView(ListView[Batch]):
         name = self.request.query_params.get("name")
         return batches if name is None else batches.filter(name=name.replace("\x00", "")[:200])
 
-    def paginate_queryset(self, queryset: Any) -> list[Batch] | None:
+    def paginate_queryset(self, queryset: Any) -> list[Any]:
         """One page, counted in one statement."""
         page: Any = super().paginate_queryset(queryset)
         count_states(page, COUNTED_LIST)

@@ -6,11 +6,11 @@ Runner tokens are another class (`runners.api.authentication`) on other paths: n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django.db.models import BooleanField, Case, Q, Value, When
 from django.db.models.functions import Now
-from django.utils.timezone import timedelta
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -39,7 +39,7 @@ class TenantPrincipal:
 
 def bearer(request: Request) -> str | None:
     """The token of the Authorization header; None without one. Malformed ones are refused, never ignored."""
-    header = request.META.get("HTTP_AUTHORIZATION", "")
+    header: str = request.META.get("HTTP_AUTHORIZATION", "")
     if not header:
         return None
     scheme, _, token = header.partition(" ")

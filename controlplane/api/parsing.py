@@ -92,6 +92,6 @@ class StrictJSONParser(BaseParser):
 def parse_body(model: type[Model], request: Request) -> Model:
     """The body as `model`; InvalidInput names each wrong field."""
     try:
-        return model.model_validate(request.data if request.data is not None else {})
+        return model.model_validate(request.data)
     except ValidationError as error:
         raise InvalidInput("The input is wrong.", errors=field_errors(error)) from error

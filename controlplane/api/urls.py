@@ -15,7 +15,7 @@ v1: list[URLPattern | URLResolver] = [
 ]
 
 # The schema says nothing that the documentation does not: anyone may read it.
-_open = {"authentication_classes": [], "permission_classes": []}
+_open: dict[str, list[type]] = {"authentication_classes": [], "permission_classes": []}
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/", include(v1)),

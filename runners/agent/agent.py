@@ -75,6 +75,7 @@ class Agent:
         self._labels = {LABEL_DRIVER: "runner-" + hashlib.sha256(token.encode()).hexdigest()[:16]}
         self._stop = threading.Event()
         self._stop_now = threading.Event()
+        self._ended = threading.Event()
 
     def run(self) -> int:
         """Until stopped; returns the exit code. Call it on the main thread, it handles the signals."""
@@ -84,11 +85,15 @@ class Agent:
             executor = self._make_executor()
             if not self._introduce():
                 return ExitCode.CREDENTIAL if self._control.revoked else ExitCode.DONE
-            self._clean_up(executor)
-            return self._work(executor)
         except (ExecutorError, ApiError) as error:
             self._on_event("driver_error", error=str(error))
             return ExitCode.CONFIGURATION
+        try:
+            self._clean_up(executor)
+        except (ExecutorError, ApiError) as error:
+            self._on_event("driver_error", error=str(error))
+            return ExitCode.UNCONFIRMED
+        return self._work(executor)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._stop.is_set():
@@ -144,11 +149,13 @@ class Agent:
         while not (self._stop.wait(TICK_SECONDS) or self._control.revoked or self._control.mode == "draining"):
             pass
         self._stop.set()
-        return self._abandon(driver) if self._control.revoked else self._goodbye(driver)
+        code = self._abandon(driver) if self._control.revoked else self._goodbye(driver)
+        self._ended.set()
+        return code
 
     def _show_life(self, driver: Driver) -> None:
         """A full or paused driver asks for nothing; cancels and the server's wishes must reach it all the same."""
-        while not self._stop.wait(jittered(LIFE_SIGN_SECONDS)):
+        while not self._ended.wait(jittered(LIFE_SIGN_SECONDS)):
             try:
                 self._control.heartbeat([])
             except (ControlUnavailable, ApiError) as error:

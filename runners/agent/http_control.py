@@ -1,7 +1,6 @@
 """The control plane over REST: what an agent on somebody else's machine speaks.
 
-Every call of the protocol may be repeated; the driver does that, with back-off. Here one repetition at most: of a call
-that died with a kept connection which the server had closed meanwhile.
+Every call of the protocol may be repeated; the driver does that, with back-off. Nothing is repeated here.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from runners.transport import ApiError, Transport, Unreachable, decoded
 
 MAX_DETAIL = 4000
 MAX_REASON = 60
-_UNAUTHORIZED, _CONFLICT, _RANGE, _TOO_MANY = 401, 409, 416, 429
+_NO_CONTENT, _UNAUTHORIZED, _CONFLICT, _RANGE, _TOO_MANY = 204, 401, 409, 416, 429
 
 OnVerdict = Callable[[RunKey, Verdict], None]
 
@@ -60,11 +59,8 @@ class HttpControl:
             "cpu": capacity.cpu,
         }
         answer = self._call("POST", "/runner/claims", json=body)
-        assignments = []
-        for item in answer["assignments"] if answer else []:
-            if (assignment := self._assignment(item)) is not None:
-                assignments.append(assignment)
-        return assignments
+        given = [self._assignment(item) for item in answer["assignments"]] if answer else []
+        return [assignment for assignment in given if assignment is not None]
 
     def start(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         """Say that these are about to be executed."""
@@ -140,7 +136,7 @@ class HttpControl:
 
     def _call(self, method: str, path: str, **parts: Any) -> Any:
         try:
-            answer = self._once_more(method, path, parts)
+            answer = self._answer(method, path, parts)
         except Unreachable as error:
             raise ControlUnavailable(str(error)) from error
         except ApiError as error:
@@ -154,14 +150,9 @@ class HttpControl:
             self._note(answer)
         return answer
 
-    def _once_more(self, method: str, path: str, parts: Mapping[str, Any]) -> Any:
-        try:
-            response = self._transport.call(method, path, **parts)
-        except Unreachable as error:
-            if not isinstance(error.__cause__, ConnectionError | OSError):
-                raise
-            response = self._transport.call(method, path, **parts)
-        if response.status_code == 204:
+    def _answer(self, method: str, path: str, parts: Mapping[str, Any]) -> Any:
+        response = self._transport.call(method, path, **parts)
+        if response.status_code == _NO_CONTENT:
             self.mode = response.headers.get("Runner-Mode", self.mode)
             return None
         return decoded(response)

@@ -73,7 +73,8 @@ class IssuedTokenSerializer(EnrolmentTokenSerializer):
 
     token = serializers.CharField(source="secret", read_only=True)
 
-    class Meta(EnrolmentTokenSerializer.Meta):
+    class Meta:
+        model = EnrolmentToken
         fields = (*EnrolmentTokenSerializer.Meta.fields, "token")
         read_only_fields = fields
 
