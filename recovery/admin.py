@@ -1,5 +1,7 @@
 """Replicas with their beats, and what recovery did about dead ones."""
 
+# ruff: noqa: D102 - a column says what it is by its description
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +48,9 @@ register_driver_source(DriverKind.REPLICA, _signs)
 
 
 def _preview_drain(replicas: Sequence[Any], _: Mapping[str, Any]) -> Preview:
-    return Preview([f"{r.name}: {r.holding} of {r.slots} slots in use; these runs are finished first." for r in replicas])
+    return Preview(
+        [f"{r.name}: {r.holding} of {r.slots} slots in use; these runs are finished first." for r in replicas]
+    )
 
 
 def _drain(order: Order) -> Outcome:
@@ -131,7 +135,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
     @admin.display(description="runs")
     def runs(self, replica: Any) -> SafeString | str:
         query = {"driver_kind__exact": "replica", "driver_id": replica.pk}
-        return render.list_link("admin:admission_run_changelist", f"{replica.holding} held, all", **query)
+        return render.list_link("admin:admission_run_changelist", f"{replica.holding} held", **query)
 
     @admin.display(description="started (UTC)", ordering="started_at")
     def started(self, replica: Replica) -> SafeString:

@@ -10,7 +10,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_page_of_settings_is_what_the_settings_say() -> None:
-    assert (ROOT / "docs/settings.md").read_text() == settings_page(), "run: manage.py settings_page > docs/settings.md"
+    assert (ROOT / "docs/settings.md").read_text() == settings_page(), (
+        "run: manage.py settings_page > docs/settings.md"
+    )
 
 
 def test_every_link_of_the_readme_leads_somewhere() -> None:
@@ -26,7 +28,13 @@ def test_no_registry_host_and_no_path_of_a_machine_is_named_in_the_sources() -> 
     import subprocess
 
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    forbidden = ("pypi." + "org", "deb.debian" + ".org", "registry.npmjs" + ".org", "/work" + "/main", "docker" + ".io/")
+    forbidden = (
+        "pypi." + "org",
+        "deb.debian" + ".org",
+        "registry.npmjs" + ".org",
+        "/work" + "/main",
+        "docker" + ".io/",
+    )
     found = []
     for name in tracked:
         path = ROOT / name

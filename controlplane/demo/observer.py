@@ -33,7 +33,9 @@ SELECT t.slug, c."limit", c.in_flight,
 FROM admission_tenant t JOIN admission_counter c ON c.scope = 'tenant' AND c.key = t.id::text
 WHERE t.slug = ANY(%s)
 """
-TENANTS_OF = "SELECT r.id, t.slug FROM admission_run r JOIN admission_tenant t ON t.id = r.tenant_id WHERE r.id = ANY(%s)"
+TENANTS_OF = (
+    "SELECT r.id, t.slug FROM admission_run r JOIN admission_tenant t ON t.id = r.tenant_id WHERE r.id = ANY(%s)"
+)
 
 
 class _SocketConnection(http.client.HTTPConnection):

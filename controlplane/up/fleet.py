@@ -103,19 +103,23 @@ class Fleet:
         url = f"http://127.0.0.1:{self._options.port}/livez"
         while not self._stopping.is_set():
             try:
-                with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310 - our own loopback address
+                with urllib.request.urlopen(url, timeout=2) as answer:
                     if answer.status == 200:
                         return
             except (urllib.error.URLError, OSError):
                 if time.monotonic() > deadline:
                     log = self._supervisor.log_path("web")
-                    raise UpError(f"the web server does not answer at {url} after {READY_SECONDS:g} s; see {log}") from None
+                    raise UpError(
+                        f"the web server does not answer at {url} after {READY_SECONDS:g} s; see {log}"
+                    ) from None
             self._supervisor.tick()
             time.sleep(TICK_SECONDS)
 
     def _announce(self, facts: Mapping[str, Any]) -> None:
         base = f"http://127.0.0.1:{self._options.port}"
-        self._show.event("executor", text=f"{self._execution.executor}: {self._execution.why}; {self._execution.promises}")
+        self._show.event(
+            "executor", text=f"{self._execution.executor}: {self._execution.why}; {self._execution.promises}"
+        )
         self._show.event("logs", text=str(self._logs))
         self._show.event("admin", text=f"{base}/admin/")
         if facts["admin"]:

@@ -11,7 +11,9 @@ from rich.table import Table
 def print_summary(summary: dict[str, Any]) -> None:
     """A table of tenants and the verdicts below it, on standard output."""
     console = Console()
-    table = Table("tenant", "quota", "expected", "seen", "highest (history)", "highest (observed)", "containers at once")
+    table = Table(
+        "tenant", "quota", "expected", "seen", "highest (history)", "highest (observed)", "containers at once"
+    )
     for slug, tenant in summary["tenants"].items():
         table.add_row(
             slug,

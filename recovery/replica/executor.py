@@ -44,9 +44,7 @@ def make_sweep(executor: Executor) -> Sweep:
     def sweep(dead: Row) -> None:
         if dead["machine"] != machine_id() or dead["executor"] != executor.name:
             return
-        gone = proven_gone(
-            machine=dead["machine"], boot=dead["boot_id"], pid=dead["pid"], pid_start=dead["pid_start"]
-        )
+        gone = proven_gone(machine=dead["machine"], boot=dead["boot_id"], pid=dead["pid"], pid_start=dead["pid_start"])
         if not gone:
             # Paused, not dead: its containers are its own to stop when it wakes and finds itself superseded.
             return

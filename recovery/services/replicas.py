@@ -70,9 +70,7 @@ def register_replica(name: str, process: ProcessIdentity, machine: Machine) -> R
 
 
 def _displace(earlier: Replica, process: ProcessIdentity) -> None:
-    gone = proven_gone(
-        machine=earlier.machine, boot=earlier.boot_id, pid=earlier.pid, pid_start=earlier.pid_start
-    )
+    gone = proven_gone(machine=earlier.machine, boot=earlier.boot_id, pid=earlier.pid, pid_start=earlier.pid_start)
     if not gone:
         time.sleep(2 * conf().heartbeat_interval_seconds)
     # Compare-and-set on the beat that was read first: one beat in between, and it lives.

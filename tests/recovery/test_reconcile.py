@@ -117,7 +117,9 @@ def test_the_displaced_drivers_late_result_changes_nothing(make_tenant: Callable
 def test_an_exhausted_run_is_interrupted_and_one_that_asked_so_at_once(make_tenant: Callable[..., Tenant]) -> None:
     tenant, dead = make_tenant(), ledger.make_replica()
     driver = replica_driver(dead)
-    ids = ledger.submit(tenant, 1, retry={"max_attempts": 1}) + ledger.submit(tenant, 1, retry={"on_interrupt": "fail"})
+    ids = ledger.submit(tenant, 1, retry={"max_attempts": 1}) + ledger.submit(
+        tenant, 1, retry={"on_interrupt": "fail"}
+    )
     ledger.start(driver, ledger.admit_all(driver))
     silence(dead)
 

@@ -9,7 +9,11 @@ from django.core.management.base import BaseCommand
 from controlplane.core.conf import NAMES
 
 GENERAL = (
-    ("DATABASE_URL", "postgresql://wharfinger@127.0.0.1:5432/wharfinger", "PostgreSQL 15 to 18; may be PgBouncer in transaction mode."),
+    (
+        "DATABASE_URL",
+        "postgresql://wharfinger@127.0.0.1:5432/wharfinger",
+        "PostgreSQL 15 to 18; may be PgBouncer in transaction mode.",
+    ),
     ("DATABASE_DIRECT_URL", "", "The server itself, where DATABASE_URL is a pooler: nothing is prepared then."),
     ("REDIS_URL", "", "Redis 7 or Valkey with AOF and `noeviction`."),
     ("SECRET_KEY, SECRET_KEY_FILE", "", "The same for every process; server processes refuse to start without."),
