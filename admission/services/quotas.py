@@ -27,6 +27,7 @@ class QuotaChange:
 
     @property
     def over(self) -> int:
+        """By how much what is in use exceeds the new limit."""
         return max(self.in_flight - self.after, 0) if self.after is not None else 0
 
     def sentence(self) -> str:

@@ -23,6 +23,7 @@ class SweepResult:
     runner_lease: int = 0
 
     def as_dict(self) -> dict[str, int]:
+        """For log lines."""
         return asdict(self)
 
     def __bool__(self) -> bool:

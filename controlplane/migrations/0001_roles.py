@@ -10,7 +10,7 @@ from django.db import migrations
 from controlplane.roles import APPS, install_roles
 
 
-def install(apps: Any, schema_editor: Any) -> None:
+def install(apps: Any, _schema_editor: Any) -> None:
     for config in apps.get_app_configs():
         if config.label not in (*APPS, "auth"):
             continue

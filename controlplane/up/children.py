@@ -12,7 +12,7 @@ from controlplane.up.options import Options
 MANAGE = str(Path(__file__).resolve().parents[2] / "manage.py")
 WEB_WORKERS = 2
 WEB_THREADS = 8
-# A replica first drains, then confirms that its containers are gone; killed sooner it would leave them to its successor.
+# A replica first drains, then confirms that its containers are gone; killed sooner it leaves them to its successor.
 REPLICA_GRACE_SECONDS = 90.0
 
 

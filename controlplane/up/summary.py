@@ -22,7 +22,7 @@ def print_summary(summary: dict[str, Any]) -> None:
             _counts(tenant["seen"]),
             str(tenant["highest_history"]),
             str(tenant["highest_observed"]),
-            "–" if tenant["highest_containers"] is None else str(tenant["highest_containers"]),
+            "-" if tenant["highest_containers"] is None else str(tenant["highest_containers"]),
         )
     console.print(table)
     console.print(f"conserved: {summary['conserved']}   violations: {len(summary['violations'])}")

@@ -14,6 +14,7 @@ from types import FrameType
 
 from django.db import DatabaseError, connection
 
+from admission.services.sweeps import sweep_deadlines
 from controlplane.core.conf import conf
 from controlplane.core.identity import current_process
 from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
@@ -144,8 +145,6 @@ def _log_event(event: str, **fields: object) -> None:
 
 
 def _sweep_deadlines() -> None:
-    from admission.services.sweeps import sweep_deadlines
-
     result = sweep_deadlines()
     if result:
         log.info("sweep.deadlines", extra=result.as_dict())

@@ -41,8 +41,8 @@ class Machine:
 def register_replica(name: str, process: ProcessIdentity, machine: Machine) -> Replica:
     """A heartbeat row for a new incarnation, before anything reads the live set.
 
-    An earlier incarnation under the same name is displaced only if its process is proven gone, or if it stays silent for
-    two beat intervals while being watched; its runs are then claimed by the reconciliation that follows.
+    An earlier incarnation under the same name is displaced only if its process is proven gone, or if it stays silent
+    for two beat intervals while being watched; its runs are then claimed by the reconciliation that follows.
 
     Raises:
         ReplicaIdInUse: it lives.

@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
+from admission.drivers import DriverGone
 from admission.models import Attempt, Run, Tenant
 from admission.services.runs import HoldVerdict, Settlement, renew_runs, settle_runs, start_runs
 from controlplane.core.identity import boot_id, current_process, machine_id
@@ -246,8 +247,6 @@ def test_a_clean_goodbye_removes_the_row_and_refuses_while_something_is_held(
 
 
 def test_a_draining_replica_gets_nothing_and_keeps_what_it_has(make_tenant: Callable[..., Tenant]) -> None:
-    from admission.drivers import DriverGone
-
     tenant, replica = make_tenant(), ledger.make_replica()
     driver = replica_driver(replica)
     ledger.submit(tenant, 2)
