@@ -66,21 +66,36 @@ def claim_permit(
         "lapse_seconds": lapse,
         "driver_name": holder_name,
     }
+    outcome = ClaimOutcome.REFUSED
     for _ in range(_TRIES):
-        try:
-            answer = one(sql.CLAIM_PERMIT, parameters)
-        except DatabaseError as error:
-            if getattr(error.__cause__, "sqlstate", "") == REFUSED_SQLSTATE:
-                return Claim(ClaimOutcome.REFUSED, lapse)
-            raise
-        if answer and answer["claimed"]:
-            return Claim(ClaimOutcome.GRANTED, lapse)
-        if not answer or not answer["tenant_known"]:
-            raise NotFound(f"There is no tenant {tenant_id} that can hold permits.")
-        if (held := _held(parameters)) is not None:
+        outcome = _try_claim(parameters)
+        if outcome is ClaimOutcome.GRANTED:
+            return Claim(outcome, lapse)
+        if outcome is ClaimOutcome.REFUSED:
+            room = one(sql.READ_ROOM, parameters)
+            if room is None or not room["room"]:
+                return Claim(outcome, lapse)
+        elif (held := _held(parameters)) is not None:
             return held
-        # The permit that stood in the way was released between the two statements: claim again.
+        # What stood in the way was released while we looked: claim again.
+    if outcome is ClaimOutcome.REFUSED:
+        return Claim(outcome, lapse)
     raise Conflict(f"Permit {holder!r} is being claimed and released at once.", hint="Repeat the claim.")
+
+
+def _try_claim(parameters: dict[str, object]) -> ClaimOutcome:
+    """Granted, refused, or held by whom the caller must find out."""
+    try:
+        answer = one(sql.CLAIM_PERMIT, parameters)
+    except DatabaseError as error:
+        if getattr(error.__cause__, "sqlstate", "") == REFUSED_SQLSTATE:
+            return ClaimOutcome.REFUSED
+        raise
+    if answer and answer["claimed"]:
+        return ClaimOutcome.GRANTED
+    if not answer or not answer["tenant_known"]:
+        raise NotFound(f"There is no tenant {parameters['tenant_id']} that can hold permits.")
+    return ClaimOutcome.HELD
 
 
 def _check_holder(holder: str) -> None:
