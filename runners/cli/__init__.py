@@ -64,7 +64,7 @@ def submit(  # noqa: PLR0913, PLR0917 - options, each by its name
 ) -> None:
     """Submit a file of runs, or one run.
 
-    A line that is wrong is reported with its number and reason and does not hinder the others; then the exit code is 2.
+    A wrong line is reported with its number and reason and does not hinder the others; the exit code is 2 then.
     Repeating the same file submits nothing twice.
 
     wharfinger submit --file runs.jsonl --batch evening --wait
