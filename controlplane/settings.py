@@ -1,7 +1,7 @@
 """Django settings: everything an operator may vary comes from the environment (docs/settings.md).
 
-`DATABASE_URL` may point at PgBouncer in transaction mode; then `DATABASE_DIRECT_URL` names the server itself, and nothing
-here uses prepared statements or server-side cursors.
+`DATABASE_URL` may point at PgBouncer in transaction mode; then `DATABASE_DIRECT_URL` names the server itself, and
+nothing here uses prepared statements or server-side cursors.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ USE_TZ = True
 
 STATIC_URL = "static/"
 STATIC_ROOT = BASE_DIR / "staticfiles"
-# Finders serve the static files in place: one start-up step and one directory less to go stale for the one-command fleet.
+# Finders serve the static files in place: one start-up step and one directory less to go stale for `up`.
 WHITENOISE_USE_FINDERS = True
 
 SESSION_COOKIE_HTTPONLY = True
@@ -109,7 +109,7 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if env.bool("TRUST_PROXY", default=False) else None
 
 REST_FRAMEWORK: dict[str, Any] = {
-    "DEFAULT_AUTHENTICATION_CLASSES": ["controlplane.api.authentication.TokenAuthentication"],
+    "DEFAULT_AUTHENTICATION_CLASSES": ["admission.api.authentication.TokenAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
@@ -148,7 +148,7 @@ Q_CLUSTER: dict[str, Any] = {
 LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"json": {"()": "controlplane.logs.JsonFormatter"}},
+    "formatters": {"json": {"()": "controlplane.core.logs.JsonFormatter"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "json"}},
     "root": {"handlers": ["console"], "level": os.environ.get("LOG_LEVEL", "INFO")},
 }

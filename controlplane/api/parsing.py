@@ -12,9 +12,8 @@ from rest_framework.exceptions import ParseError
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
-from admission.services.submitting import field_errors
 from controlplane.api.problems import BodyTooLarge
-from controlplane.core.errors import InvalidInput
+from controlplane.core.errors import InvalidInput, field_errors
 
 MIB = 1 << 20
 BODY_LIMIT_BYTES = 4 * MIB

@@ -15,7 +15,7 @@ from rest_framework.views import APIView
 from controlplane.api.pagination import KeysetPagination
 from controlplane.api.parsing import BODY_LIMIT_BYTES, StrictJSONParser
 from controlplane.api.schema import ControlPlaneSchema
-from controlplane.logs import unbind
+from controlplane.core.logs import unbind
 
 Row = TypeVar("Row", bound=Model)
 
