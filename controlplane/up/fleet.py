@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import queue
 import signal
@@ -85,7 +86,9 @@ class Fleet:
         """A runner knows its server and its enrolment token, not the database."""
         hidden = ("DATABASE_URL", "DATABASE_DIRECT_URL", "REDIS_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE")
         kept = {k: v for k, v in self._env.items() if k not in hidden}
-        home = self._logs.parent / "runners" / f"runner-{number}"
+        # A runner's stored token belongs to the database that knows it: another database, another place.
+        fleet = hashlib.sha256(self._env["DATABASE_URL"].encode()).hexdigest()[:12]
+        home = self._logs.parent / "runners" / fleet / f"runner-{number}"
         home.mkdir(parents=True, exist_ok=True)
         return {
             **kept,
