@@ -106,7 +106,7 @@ def _check_holder(holder: str) -> None:
         raise InvalidInput("A permit's id has printable characters only.")
 
 
-def _check_weight(weight: int) -> None:
+def _check_weight(weight: object) -> None:
     if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MAX_INTEGER:
         raise InvalidInput(f"The weight must be a whole number from 1 to {MAX_INTEGER}, not {weight!r}.")
 

@@ -19,7 +19,7 @@ from admission.sql import submitting as sql
 from admission.states import Scope
 from controlplane.core.audit import Actor
 from controlplane.core.conf import conf
-from controlplane.core.errors import IdempotencyMismatch, InvalidInput, NotFound, TryLater
+from controlplane.core.errors import IdempotencyMismatch, InvalidInput, NotFound, TryLater, field_errors
 from controlplane.core.sql import execute, one, rows
 
 MAX_RUNS = 1000
@@ -145,14 +145,6 @@ def _check_key(key: str | None) -> str | None:
     if not key or len(key) > MAX_KEY or not key.isprintable():
         raise InvalidInput(f"An idempotency key has 1 to {MAX_KEY} printable characters.")
     return key
-
-
-def field_errors(error: ValidationError) -> list[dict[str, str]]:
-    """Pydantic's findings as field and sentence; never the value, which may hold a secret."""
-    return [
-        {"field": ".".join(str(part) for part in e["loc"]), "error": str(e["msg"]).removeprefix("Value error, ")}
-        for e in error.errors(include_url=False, include_input=False, include_context=False)
-    ]
 
 
 def spec_hash(spec: RunSpec) -> str:

@@ -42,14 +42,14 @@ class ControlPlaneSchema(AutoSchema):
         operation: dict[str, Any] | None = super().get_operation(*args, **kwargs)
         if operation is None:
             return None
-        problem = ResolvedComponent("Problem", ResolvedComponent.SCHEMA, schema=PROBLEM, object="Problem")  # type: ignore[no-untyped-call]
+        problem = ResolvedComponent("Problem", ResolvedComponent.SCHEMA, schema=PROBLEM, object="Problem")
         self.registry.register_on_missing(problem)
         content = {CONTENT_TYPE: {"schema": problem.ref}}
         operation["responses"].setdefault("default", {"description": "Refused, wrong or failed.", "content": content})
         return operation
 
 
-class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+class TokenScheme(OpenApiAuthenticationExtension):
     """Tenants and operators."""
 
     target_class = "admission.api.authentication.TokenAuthentication"
@@ -60,7 +60,7 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
         return {"type": "http", "scheme": "bearer", "description": "A tenant's (wht_) or an operator's (who_) token."}
 
 
-class RunnerScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+class RunnerScheme(OpenApiAuthenticationExtension):
     """Runners."""
 
     target_class = "runners.api.authentication.RunnerAuthentication"
