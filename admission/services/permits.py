@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from django.db import DatabaseError
 
+from admission.spec import MAX_INTEGER
 from admission.sql import permits as sql
 from admission.states import Scope
 from controlplane.core.conf import conf
@@ -15,7 +16,6 @@ from controlplane.core.errors import Conflict, InvalidInput, NotFound
 from controlplane.core.sql import one, rows
 
 REFUSED_SQLSTATE = "WH001"
-MAX_INTEGER = 2**31 - 1
 OUTSIDE_PREFIX = "ext:"
 MAX_HOLDER = 300
 _TRIES = 3
@@ -66,6 +66,11 @@ def claim_permit(
         "lapse_seconds": lapse,
         "driver_name": holder_name,
     }
+    return _claim_repeating(parameters, lapse)
+
+
+def _claim_repeating(parameters: dict[str, object], lapse: float) -> Claim:
+    """What stood in the way may be released while we look at it; then the claim is made again."""
     outcome = ClaimOutcome.REFUSED
     for _ in range(_TRIES):
         outcome = _try_claim(parameters)
@@ -77,10 +82,9 @@ def claim_permit(
                 return Claim(outcome, lapse)
         elif (held := _held(parameters)) is not None:
             return held
-        # What stood in the way was released while we looked: claim again.
     if outcome is ClaimOutcome.REFUSED:
         return Claim(outcome, lapse)
-    raise Conflict(f"Permit {holder!r} is being claimed and released at once.", hint="Repeat the claim.")
+    raise Conflict(f"Permit {parameters['holder']!r} is being claimed and released at once.", hint="Repeat the claim.")
 
 
 def _try_claim(parameters: dict[str, object]) -> ClaimOutcome:
