@@ -193,3 +193,21 @@ def test_two_children_of_one_name_are_refused(watched: Watched) -> None:
     watched.supervisor.add(shell("web", "exec sleep 60"))
     with pytest.raises(ValueError, match="web"):
         watched.supervisor.add(shell("web", "exec sleep 60"))
+
+
+def test_children_of_one_group_are_stopped_together(tmp_path: Path) -> None:
+    events: list[Event] = []
+    supervisor = Supervisor(tmp_path, events.append)
+    slow = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))\n"
+    slow += "print('ready', flush=True)\ntime.sleep(60)"
+    for number in range(3):
+        supervisor.add(Child(f"slow-{number}", [sys.executable, "-c", slow], dict(os.environ), group="slow"))
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and not all(
+        "ready" in supervisor.log_path(f"slow-{n}").read_text() for n in range(3)
+    ):
+        time.sleep(0.02)
+    begun = time.monotonic()
+    supervisor.stop()
+    assert time.monotonic() - begun < 2.5
+    assert [e.happened for e in events[3:]] == [Happened.STOPPED] * 3
