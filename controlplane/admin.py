@@ -1,15 +1,19 @@
 """The admin of what belongs to no app of ours: the audit log, people and roles, and django-q2's tasks in our skin."""
 
+# ruff: noqa: D102 - a column says what it is by its description
+
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from django.contrib import admin
-from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
-from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
+from django.contrib.auth import admin as auth_admin
 from django.contrib.auth.models import Group, User
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django_q.admin import FailAdmin, QueueAdmin, ScheduleAdmin, TaskAdmin
+from django_q import admin as q_admin
 from django_q.models import Failure, OrmQ, Schedule, Success
 
 from controlplane.admin_base import (
@@ -24,6 +28,21 @@ from controlplane.admin_base import (
 from controlplane.admin_base.clock import SecondsSince
 from controlplane.admin_base.filters import indexed_values
 from controlplane.core.models import AuditEntry
+
+if TYPE_CHECKING:
+    _UserAdmin = auth_admin.UserAdmin[User]
+
+    class _Untyped:
+        """django-q2 has no types; its admins are ModelAdmins."""
+
+    _TaskAdmin = _Untyped
+    _FailAdmin = _Untyped
+    _ScheduleAdmin = _Untyped
+    _QueueAdmin = _Untyped
+else:
+    _UserAdmin = auth_admin.UserAdmin
+    _TaskAdmin, _FailAdmin = q_admin.TaskAdmin, q_admin.FailAdmin
+    _ScheduleAdmin, _QueueAdmin = q_admin.ScheduleAdmin, q_admin.QueueAdmin
 
 SUBJECT_PAGES = {"run": "admin:admission_run_change", "runner": "admin:runners_runner_change"}
 SUBJECT_LISTS = {
@@ -40,7 +59,7 @@ for replaced in (User, Group, Schedule, Success, Failure, OrmQ):
 class AuditEntryAdmin(ReadOnlyAdmin):
     """Who did what to what, and why. The database itself refuses to change or delete an entry."""
 
-    list_display = ("when", "ago", "actor", "verb_badge", "subject_type", "subject_cell", "reason", "change")
+    list_display = ("when", "ago", "actor", "verb_badge", "subject_cell", "reason", "change")
     list_display_links = ("when",)
     list_filter = (
         indexed_values("verb"),
@@ -53,7 +72,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     ordering = ("-id",)
     fields = (
         ("when", "actor"),
-        ("verb", "subject_type", "subject_cell"),
+        ("verb_badge", "subject_cell"),
         "reason",
         ("before_json", "after_json"),
         "request_id",
@@ -65,7 +84,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
         queryset: QuerySet[AuditEntry] = super().get_queryset(request)
         return queryset.annotate(age_seconds=SecondsSince("at"))
 
-    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         """The audit links of other pages filter by subject."""
         return lookup == "subject" or super().lookup_allowed(lookup, value, request)
 
@@ -83,7 +102,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
 
     @admin.display(description="subject", ordering="subject")
     def subject_cell(self, entry: AuditEntry) -> SafeString | str:
-        return subject_link(entry)
+        return format_html("{} {}", entry.subject_type, subject_link(entry))
 
     @admin.display(description="change")
     def change(self, entry: AuditEntry) -> SafeString | str:
@@ -112,20 +131,32 @@ def change_text(entry: AuditEntry) -> str:
     before, after = entry.before or {}, entry.after or {}
     parts = []
     for name in dict.fromkeys((*before, *after)):
-        new = after.get(name)
-        parts.append(f"{name} {before[name]} → {new}" if name in before else f"{name} {new}")
+        old, new = _shown(before.get(name)), _shown(after.get(name))
+        if name in before:
+            parts.append(f"{name.replace('_', ' ')} {old} → {new}")
+        elif new != NOTHING:
+            parts.append(f"{name.replace('_', ' ')} {new}")
     return ", ".join(parts)[:160]
 
 
-class _SkinnedActions(ModelAdmin):
-    """Keeps the other app's own actions and pages; only the looks are ours."""
+NOTHING = "none"
 
-    change_form_template = None
+
+def _shown(value: object) -> str:
+    if value in (None, "", [], {}):
+        return NOTHING
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+class _SkinnedActions(ModelAdmin):
+    """Keeps the other app's own pages; only the looks are ours."""
+
+    change_form_template = "admin/change_form.html"
     list_filter_submit = False
 
 
 @admin.register(User)
-class UserAdmin(DjangoUserAdmin, _SkinnedActions):
+class UserAdmin(_UserAdmin, _SkinnedActions):
     """People who sign in here. What they may do comes from their roles."""
 
     form = UserChangeForm
@@ -140,30 +171,34 @@ class UserAdmin(DjangoUserAdmin, _SkinnedActions):
         return queryset.prefetch_related("groups")
 
     @admin.display(description="roles")
-    def role_names(self, user: User) -> str:
-        return ", ".join(group.name for group in user.groups.all()) or "–"
+    def role_names(self, user: User) -> SafeString | str:
+        return ", ".join(group.name for group in user.groups.all()) or render.EMPTY
 
 
 @admin.register(Group)
-class GroupAdmin(DjangoGroupAdmin, _SkinnedActions):
+class GroupAdmin(auth_admin.GroupAdmin, _SkinnedActions):
     """Roles: viewer, operator, quota manager and admin come with the product; more may be added."""
 
 
 @admin.register(Success)
-class DoneTaskAdmin(TaskAdmin, _SkinnedActions):
-    """Background tasks that went well."""
+class DoneTaskAdmin(_TaskAdmin, _SkinnedActions):
+    """Background tasks that went well. Resubmitting is left out: it asks for no permission, and sweeps come again."""
+
+    actions = ()
 
 
 @admin.register(Failure)
-class FailedTaskAdmin(FailAdmin, _SkinnedActions):
+class FailedTaskAdmin(_FailAdmin, _SkinnedActions):
     """Background tasks that did not."""
+
+    actions = ()
 
 
 @admin.register(Schedule)
-class SkinnedScheduleAdmin(ScheduleAdmin, _SkinnedActions):
+class SkinnedScheduleAdmin(_ScheduleAdmin, _SkinnedActions):
     """What runs regularly."""
 
 
 @admin.register(OrmQ)
-class SkinnedQueueAdmin(QueueAdmin, _SkinnedActions):
+class SkinnedQueueAdmin(_QueueAdmin, _SkinnedActions):
     """What waits for a worker."""

@@ -56,10 +56,9 @@ def install_roles(group: type[Any], permission: type[Any]) -> None:
 
     A permission that no migration has made yet is left to the migration that will.
     """
-    seeing = list(permission.objects.filter(content_type__app_label__in=APPS, codename__startswith="view_"))
+    known = {(p.content_type.app_label, p.codename): p for p in permission.objects.select_related("content_type")}
+    seeing = [p for (app, codename), p in known.items() if app in APPS and codename.startswith("view_")]
     for name, verbs in ROLES.items():
         role, _ = group.objects.get_or_create(name=name)
-        role.permissions.add(*seeing)
-        for verb in verbs:
-            app, _, codename = verb.partition(".")
-            role.permissions.add(*permission.objects.filter(content_type__app_label=app, codename=codename))
+        split = [tuple(verb.split(".")) for verb in verbs]
+        role.permissions.add(*seeing, *(known[verb] for verb in split if verb in known))

@@ -20,7 +20,7 @@ class FleetSite(AdminSite):
     site_header = "Wharfinger"
     index_title = "Fleet"
     index_template = "console/fleet.html"
-    empty_value_display = "–"
+    empty_value_display = "\N{EN DASH}"
 
     def get_urls(self) -> list[URLResolver | URLPattern]:
         """Each wrapped in `admin_view`: staff only, closed by default."""

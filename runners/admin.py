@@ -1,5 +1,7 @@
 """Runners and the tokens by which machines enrol."""
 
+# ruff: noqa: D102 - a column says what it is by its description
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +56,9 @@ class EnrolmentForm(ReasonForm):
     """For how many machines, how long, and whose work they do."""
 
     name = forms.CharField(max_length=100, help_text="What the machines are, e.g. “lab racks”.")
-    uses = forms.IntegerField(min_value=1, max_value=enrolment.MAX_SLOTS, initial=1, help_text="Machines that may enrol.")
+    uses = forms.IntegerField(
+        min_value=1, max_value=enrolment.MAX_SLOTS, initial=1, help_text="Machines that may enrol."
+    )
     hours = forms.IntegerField(min_value=1, max_value=720, initial=1, help_text="Until the token expires.")
     tenant = forms.SlugField(required=False, help_text="Slug of the only tenant whose work they take. Empty: shared.")
     field_order = ("name", "uses", "hours", "tenant", "reason")
@@ -151,8 +155,8 @@ REVOKE = Verb(
     label="Revoke",
     permission="runners.revoke_runner",
     perform=_revoke,
-    explain="Its token is refused from the next call on, and its runs are taken from it. To come back, the machine must "
-    "enrol anew.",
+    explain="Its token is refused from the next call on, and its runs are taken from it. To come back, the machine "
+    "must enrol anew.",
     preview=_preview,
     applies=_active,
     danger=True,
@@ -216,7 +220,7 @@ class RunnerAdmin(ReadOnlyAdmin):
             return render.badge("draining", "ready")
         if runner.paused_at is not None:
             return render.badge("paused", "warn", title=runner.pause_note)
-        return render.badge("active", "good") if runner.revoked_at is None else render.EMPTY
+        return render.badge("active") if runner.revoked_at is None else render.EMPTY
 
     @admin.display(description="last contact", ordering="-contact_at")
     def contact(self, runner: Any) -> SafeString:
@@ -235,7 +239,7 @@ class RunnerAdmin(ReadOnlyAdmin):
     @admin.display(description="runs")
     def runs(self, runner: Any) -> SafeString:
         query = {"driver_kind__exact": "runner", "driver_id": runner.pk}
-        return render.list_link("admin:admission_run_changelist", f"{runner.holding} held, all", **query)
+        return render.list_link("admin:admission_run_changelist", f"{runner.holding} held", **query)
 
     @admin.display(description="works for")
     def owner(self, runner: Runner) -> SafeString:

@@ -1,5 +1,7 @@
 """Counters and batches: read-only lists."""
 
+# ruff: noqa: D102 - a column says what it is by its description
+
 from __future__ import annotations
 
 from django.contrib import admin
@@ -27,7 +29,9 @@ class CounterAdmin(ReadOnlyAdmin):
     search_help_text = "Beginning of the key or of the tenant's slug"
     ordering = ("scope", "key")
     fields = ("scope", "key", "tenant", "use", "limit", "in_flight", "backlog", "paused", "virtual_time", "served_at")
-    empty_list_hint = "A tenant brings its counter along; concurrency keys and harnesses get theirs with their first run."
+    empty_list_hint = (
+        "A tenant brings its counter along; concurrency keys and harnesses get theirs with their first run."
+    )
 
     @admin.display(description="scope", ordering="scope")
     def scope_badge(self, counter: Counter) -> SafeString:
@@ -100,4 +104,4 @@ class BatchAdmin(ReadOnlyAdmin):
 def scope_badge(scope: str) -> SafeString:
     """What kind of limit."""
     tone = {Scope.TENANT: "run", Scope.KEY: "ready", Scope.HARNESS: "wait"}
-    return render.badge(Scope(scope).label, tone.get(Scope(scope), "mute"))
+    return render.badge(Scope(scope).label.lower(), tone.get(Scope(scope), "mute"))

@@ -1,5 +1,7 @@
 """Permits: who holds which right, how old it is, and when it lapses."""
 
+# ruff: noqa: D102 - a column says what it is by its description
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +12,7 @@ from django.contrib import admin
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from admission.admin.counters import scope_badge
@@ -44,9 +47,13 @@ def _preview_release(objects: Sequence[Permit], _: Mapping[str, Any]) -> Preview
     outside = [p for p in objects if p.run_id is None]
     lines = []
     if runs:
-        lines.append(f"{_count(len(runs), 'run')} taken from the driver and queued again, or ended; the epoch is raised.")
+        lines.append(
+            f"{_count(len(runs), 'run')} taken from the driver and queued again, or ended; the epoch is raised."
+        )
     if outside:
-        lines.append(f"{_count(len(outside), 'outside permit')} released; whoever holds it is told at its next renewal.")
+        lines.append(
+            f"{_count(len(outside), 'outside permit')} released; whoever holds it is told at its next renewal."
+        )
     signs = driver_signs({(r.driver_kind, r.driver_id) for r in runs if r.driver_id is not None})
     lines += [sign.sentence() for _, sign in sorted(signs.items())]
     alive = [s for s in signs.values() if s.health in ("live", "draining", "late")]
@@ -63,11 +70,15 @@ def _force_release(order: Order) -> Outcome:
         taken = requeue_runs([(run.pk, run.epoch) for run in runs], actor=actor, reason=reason)
         released = [p for p in order.objects if p.run_id is None and _release_outside(p)]
         for permit in released:
-            record("force_release", "permit", permit.holder, actor=actor, reason=reason, before={"weight": permit.weight})
+            record(
+                "force_release", "permit", permit.holder, actor=actor, reason=reason, before={"weight": permit.weight}
+            )
     done = len(taken) + len(released)
     gone = len(runs) - len(taken) + sum(p.run_id is None for p in order.objects) - len(released)
     note = f" {gone} had changed hands or ended meanwhile." if gone else ""
-    return Outcome(f"Took over {_count(len(taken), 'run')}, released {_count(len(released), 'outside permit')}.{note}", done)
+    return Outcome(
+        f"Took over {_count(len(taken), 'run')}, released {_count(len(released), 'outside permit')}.{note}", done
+    )
 
 
 def _release_outside(permit: Permit) -> bool:
@@ -88,8 +99,8 @@ FORCE_RELEASE = Verb(
     label="Force release",
     permission="admission.force_release_permit",
     perform=_force_release,
-    explain="A takeover, not a deletion: a run's permits come free in the same transaction that takes the run from its "
-    "driver, so nothing is counted twice.",
+    explain="A takeover, not a deletion: a run's permits come free in the same transaction that takes the run from "
+    "its driver, so nothing is counted twice.",
     form=ForceReleaseForm,
     preview=_preview_release,
     danger=True,
@@ -102,13 +113,13 @@ class PermitAdmin(ReadOnlyAdmin):
     """Leases on the limits. Never added or deleted here."""
 
     verbs = (FORCE_RELEASE,)
-    list_display = ("held_by", "owner", "scope_badge", "what", "weight", "driver", "acquired", "held_for", "lapses")
-    list_display_links = ("what",)
+    list_display = ("held_by", "owner", "limit", "weight", "driver", "acquired", "held_for", "lapses")
+    list_display_links = ("acquired",)
     list_filter = ("scope", ("tenant", AutocompleteFilter))
     list_select_related = ("tenant",)
     search_fields = ("=holder", "key__startswith", "driver_name__startswith")
     search_help_text = "Holder (run.attempt or ext:…), or the beginning of a key or driver"
-    ordering = ("-id",)
+    ordering = ("renewed_at", "id")  # what lapses soonest comes first; index: permit_renewed
     fields = (
         ("scope", "key"),
         ("owner", "weight"),
@@ -116,7 +127,9 @@ class PermitAdmin(ReadOnlyAdmin):
         ("acquired", "renewed_at"),
         ("lapses", "lapse_seconds"),
     )
-    empty_list_hint = "Nothing is held: no run of a tenant with a quota is in flight, and no other system has claimed a slot."
+    empty_list_hint = (
+        "Nothing is held: no run of a tenant with a quota is in flight, and no other system has claimed a slot."
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Permit]:
         """With age and time left by the database's clock."""
@@ -125,17 +138,17 @@ class PermitAdmin(ReadOnlyAdmin):
             held_seconds=SecondsSince("acquired_at"), left_seconds=SecondsToLapse("renewed_at", "lapse_seconds")
         )
 
-    @admin.display(description="scope", ordering="scope")
-    def scope_badge(self, permit: Permit) -> SafeString:
-        return scope_badge(permit.scope)
-
     @admin.display(description="limit", ordering="key")
-    def what(self, permit: Permit) -> str:
-        return permit.tenant.slug if permit.scope == Scope.TENANT else permit.key.partition(":")[2] or permit.key
+    def limit(self, permit: Permit) -> SafeString:
+        """A tenant's own limit needs no second name; others say which."""
+        shown = scope_badge(permit.scope)
+        if permit.scope == Scope.TENANT:
+            return shown
+        return format_html("{} {}", shown, permit.key.partition(":")[2] or permit.key)
 
     @admin.display(description="driver", ordering="driver_name")
-    def driver(self, permit: Permit) -> str:
-        return permit.driver_name or "–"
+    def driver(self, permit: Permit) -> SafeString | str:
+        return permit.driver_name or render.EMPTY
 
     @admin.display(description="tenant", ordering="tenant__slug")
     def owner(self, permit: Permit) -> SafeString:
@@ -145,7 +158,9 @@ class PermitAdmin(ReadOnlyAdmin):
     def held_by(self, permit: Permit) -> SafeString:
         if permit.run_id is None:
             return render.code(permit.holder)
-        return render.link("admin:admission_run_change", permit.run_id, f"run {permit.run_id} · attempt {permit.attempt}")
+        return render.link(
+            "admin:admission_run_change", permit.run_id, f"run {permit.run_id} · attempt {permit.attempt}"
+        )
 
     @admin.display(description="acquired (UTC)", ordering="acquired_at")
     def acquired(self, permit: Permit) -> SafeString:

@@ -1,5 +1,7 @@
 """Runs: the list with its views, and the page of one run. State is read here and changed by verbs."""
 
+# ruff: noqa: D102 - a column says what it is by its description
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -63,7 +65,7 @@ class RunAdmin(ReadOnlyAdmin):
         queryset: QuerySet[Run] = super().get_queryset(request)
         return queryset.select_related("tenant").defer("spec").annotate(age_seconds=SecondsSince("created_at"))
 
-    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         """The pages of drivers link to their runs."""
         return lookup == "driver_id" or super().lookup_allowed(lookup, value, request)
 
@@ -106,8 +108,8 @@ class RunAdmin(ReadOnlyAdmin):
         return f"#{run.pk}"
 
     @admin.display(description="name", ordering="name")
-    def title(self, run: Run) -> str:
-        return run.name or "–"
+    def title(self, run: Run) -> SafeString | str:
+        return run.name or render.EMPTY
 
     @admin.display(description="state", ordering="state")
     def state_cell(self, run: Run) -> SafeString:
@@ -127,11 +129,11 @@ class RunAdmin(ReadOnlyAdmin):
 
     @admin.display(description="waited")
     def waited(self, run: Run) -> SafeString | str:
-        return _length(run.created_at, run.admitted_at)
+        return render.length(run.created_at, run.admitted_at)
 
     @admin.display(description="ran")
     def ran(self, run: Run) -> SafeString | str:
-        return _length(run.started_at, run.finished_at)
+        return render.length(run.started_at, run.finished_at)
 
     @admin.display(description="age", ordering="-id")
     def age(self, run: Run) -> SafeString:
@@ -142,10 +144,6 @@ class RunAdmin(ReadOnlyAdmin):
         if run.reason:
             return run.reason.replace("_", " ")
         return f"exit code {run.exit_code}" if run.exit_code else render.EMPTY
-
-
-def _length(start: Any, stop: Any) -> SafeString | str:
-    return render.span((stop - start).total_seconds()) if start and stop else render.EMPTY
 
 
 def state_cell(run: Run) -> SafeString:
@@ -186,8 +184,8 @@ def _attempt(attempt: Attempt, bar: timeline.AttemptBar) -> dict[str, Any]:
         "ending": render.state_badge(attempt.ending) if attempt.ending else render.badge("open", "run"),
         "driver": render.driver_link(attempt.driver_kind, attempt.driver_id, attempt.driver_name),
         "admitted": render.moment(attempt.admitted_at),
-        "waited": _length(attempt.admitted_at, attempt.started_at),
-        "ran": _length(attempt.started_at, attempt.released_at),
+        "waited": render.length(attempt.admitted_at, attempt.started_at),
+        "ran": render.length(attempt.started_at, attempt.released_at),
     }
 
 

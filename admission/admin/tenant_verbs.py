@@ -61,7 +61,8 @@ def _preview_quota(objects: Sequence[Tenant], values: Mapping[str, Any]) -> Prev
     for tenant, change in changes:
         before = "no quota" if change.before is None else f"quota {change.before}"
         lines.append(f"{tenant.slug}: {before} now. {change.sentence()}")
-    standing = {"limit": values["limit"], **{tenant.pk: change.before for tenant, change in changes}}
+    standing: dict[Any, int | None] = {tenant.pk: change.before for tenant, change in changes}
+    standing["limit"] = values["limit"]
     return Preview(lines, standing, warning=any(change.over for _, change in changes))
 
 
@@ -74,17 +75,22 @@ def _set_quota(order: Order) -> Outcome:
     if len(changes) == 1:
         return Outcome(f"Quota of {order.objects[0].slug}: {changes[0].sentence()}", 1)
     over = sum(change.over for change in changes)
-    return Outcome(f"Quota {limit} set for {len(changes)} tenants; {over} over in all, nothing is killed.", len(changes))
+    return Outcome(
+        f"Quota {limit} set for {len(changes)} tenants; {over} over in all, nothing is killed.", len(changes)
+    )
 
 
 def _preview_removal(objects: Sequence[Tenant], _: Mapping[str, Any]) -> Preview:
-    lines, standing = [], {}
+    lines: list[str] = []
+    standing: dict[int, int | None] = {}
     for tenant in objects:
         change = quotas.preview_quota(tenant, 0)
         if change.before is None:
             lines.append(f"{tenant.slug}: has no quota.")
         else:
-            lines.append(f"{tenant.slug}: quota {change.before}, {change.in_flight} in use. Its runs go on, unlimited.")
+            lines.append(
+                f"{tenant.slug}: quota {change.before}, {change.in_flight} in use. Its runs go on, unlimited."
+            )
         standing[tenant.pk] = change.before
     return Preview(lines, standing)
 
@@ -169,8 +175,8 @@ DELETE = Verb(
     label="Delete",
     permission="admission.delete_tenant",
     perform=_delete,
-    explain="Deletes the tenant with its history, batches and tokens; the audit log stays. Refused while any of its runs "
-    "has not ended or any permit is held.",
+    explain="Deletes the tenant with its history, batches and tokens; the audit log stays. Refused while any of its "
+    "runs has not ended or any permit is held.",
     many=False,
     danger=True,
     removes=True,

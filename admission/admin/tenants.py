@@ -1,5 +1,7 @@
 """Tenants: quota, live use, pause, tokens. A form here changes name, weight and queue depth; never a counter."""
 
+# ruff: noqa: D102 - a column says what it is by its description
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +67,7 @@ class TenantAdmin(ModelAdmin):
     search_fields = ("slug__startswith", "name__istartswith")
     search_help_text = "Beginning of the slug or name"
     ordering = ("slug",)
-    fieldsets = ((None, {"fields": (("slug", "name"), ("weight", "queue_depth"))}),)
+    fieldsets = (("Settings", {"fields": (("slug", "name"), ("weight", "queue_depth"))}),)
     empty_list_hint = "No tenant yet. Add one, give it a quota, and issue it an API token: then it can submit runs."
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Tenant]:
@@ -99,7 +101,9 @@ class TenantAdmin(ModelAdmin):
         tenant = services.create_tenant(form.cleaned_data["slug"], actor=actor, **values)
         obj.pk = tenant.pk
 
-    def add_view(self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None) -> HttpResponse:
+    def add_view(
+        self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
         """A refusal of the service, e.g. a slug taken meanwhile, is a message instead of an error page."""
         try:
             return super().add_view(request, form_url, extra_context)
@@ -111,7 +115,9 @@ class TenantAdmin(ModelAdmin):
         """To the new tenant's page, where its quota and first token are given."""
         if "_addanother" in request.POST or "_popup" in request.POST:
             return super().response_add(request, obj, post_url_continue)
-        self.message_user(request, f"Tenant {obj.slug} is here, without a quota. Give it one, and a token.", messages.SUCCESS)
+        self.message_user(
+            request, f"Tenant {obj.slug} is here, without a quota. Give it one, and a token.", messages.SUCCESS
+        )
         return HttpResponseRedirect(reverse("admin:admission_tenant_change", args=[obj.pk]))
 
     def render_change_form(
@@ -119,6 +125,7 @@ class TenantAdmin(ModelAdmin):
     ) -> HttpResponse:
         """The page of one tenant: a handful of bounded statements."""
         tenant: Tenant | None = kwargs.get("obj")
+        context["show_save_and_add_another"] = False
         if tenant is not None:
             context.update(tenant_page(tenant))
         return super().render_change_form(request, context, *args, **kwargs)
@@ -198,7 +205,7 @@ def _recent(run: Run) -> dict[str, Any]:
     ended: datetime | None = run.finished_at
     return {
         "link": render.link("admin:admission_run_change", run.pk, f"#{run.pk}"),
-        "name": run.name or "–",
+        "name": run.name or render.EMPTY,
         "state": render.state_badge(run.state),
         "created": render.moment(run.created_at),
         "ended": render.moment(ended),

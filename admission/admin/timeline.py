@@ -8,7 +8,7 @@ from datetime import datetime
 
 from admission.models import Attempt, Run
 from admission.states import TERMINAL
-from controlplane.admin_base.render import STATE_TONES, span
+from controlplane.admin_base.render import STATE_TONES, length
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def steps(run: Run) -> list[Step]:
     drawn: list[Step] = []
     for label, at, tone in found:
         before = drawn[-1].at if drawn else None
-        drawn.append(Step(label, at, tone, span((at - before).total_seconds()) if before else ""))
+        drawn.append(Step(label, at, tone, str(length(before, at)) if before else ""))
     if run.state not in TERMINAL:
         drawn.append(Step(_awaited(run), None, "mute"))
     return drawn

@@ -1,5 +1,7 @@
 """API tokens: listed by the part that may be shown, revoked here, issued on their tenant's page."""
 
+# ruff: noqa: D102 - a column says what it is by its description
+
 from __future__ import annotations
 
 from datetime import datetime
@@ -14,7 +16,7 @@ from django.utils.safestring import SafeString
 from admission.models import ApiToken, Tenant
 from admission.services import tenants as services
 from controlplane.admin_base import AutocompleteFilter, ReadOnlyAdmin, render
-from controlplane.admin_base.verbs import Order, Outcome, ReasonForm, Verb
+from controlplane.admin_base.verbs import Order, Outcome, Verb
 from controlplane.core.clock import database_now
 
 EXPIRED = Case(When(expires_at__lt=Now(), then=Value(True)), default=Value(False), output_field=BooleanField())
@@ -121,4 +123,5 @@ class ApiTokenAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ApiToken]:
         """Judges expiry by the database's clock."""
-        return super().get_queryset(request).annotate(expired=EXPIRED)
+        queryset: QuerySet[ApiToken] = super().get_queryset(request)
+        return queryset.annotate(expired=EXPIRED)

@@ -69,9 +69,12 @@ class ModelAdmin(VerbAdmin, _SkinModelAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Adds the hint for a list that is empty by itself, not by its filters."""
         response = super().changelist_view(request, extra_context)
-        if isinstance(response, TemplateResponse) and (cl := (response.context_data or {}).get("cl")):
+        context = response.context_data if isinstance(response, TemplateResponse) else None
+        if context and (cl := context.get("cl")):
+            # The skin offers "show all" wherever the two differ, also where all is shown.
+            cl.full_result_count = cl.result_count
             bare = not (cl.result_count or cl.query or cl.has_active_filters)
-            response.context_data["empty_hint"] = self.empty_list_hint if bare else ""
+            context["empty_hint"] = self.empty_list_hint if bare else ""
         return response
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
@@ -85,12 +88,15 @@ class ReadOnlyAdmin(ModelAdmin):
     """For rows that only services write: looked at here, changed by verbs."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
+        """Never here."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """Never here: by verbs."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """Never here."""
         return False
 
 
@@ -102,7 +108,9 @@ class TabularInline(_SkinTabularInline):
     show_change_link = False
 
     def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """Never here."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """Never here: by verbs."""
         return False

@@ -30,10 +30,12 @@ class IndexedValuesFilter(SimpleListFilter):
     column = ""
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
+        """The values that occur."""
         statement = LOOSE_SCAN.format(column=self.column, table=model_admin.model._meta.db_table)
         return [(row["value"], row["value"]) for row in rows(statement, {"limit": MAX_CHOICES})]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Exactly the chosen one."""
         value = self.value()
         return queryset.filter(**{self.column: value}) if value else queryset
 

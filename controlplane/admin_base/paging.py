@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.core.paginator import Paginator
+from django.db.models import QuerySet
 
 from controlplane.core.sql import one
 
@@ -28,7 +29,8 @@ class EstimatingPaginator(_Paginator):
 
     @cached_property
     def count(self) -> int:
-        rows = self.object_list.order_by()
+        """How many rows there are, or about that many."""
+        rows: QuerySet[Any] = self.object_list.order_by()  # type: ignore[attr-defined]
         counted = int(rows[: COUNT_CAP + 1].count())
         if counted <= COUNT_CAP or rows.query.where:
             return counted

@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from controlplane.admin_base.drivers import driver_page
 
-EMPTY = mark_safe('<span class="wf-empty" aria-label="none">–</span>')  # noqa: S308 - a constant
+EMPTY = mark_safe('<span class="wf-empty" aria-label="none">&ndash;</span>')
 
 WARN_PERCENT = 80
 FULL_PERCENT = 100
@@ -56,7 +56,7 @@ def moment(at: datetime | None) -> SafeString:
     """A point in time, to the second, in UTC."""
     if at is None:
         return EMPTY
-    return format_html('<time datetime="{}">{}</time>', at.isoformat(), f"{at:%Y-%m-%d %H:%M:%S}")
+    return format_html('<time class="wf-num" datetime="{}">{}</time>', at.isoformat(), f"{at:%Y-%m-%d %H:%M:%S}")
 
 
 def span(seconds: float) -> str:
@@ -69,6 +69,14 @@ def span(seconds: float) -> str:
     if total < 86_400:
         return f"{total // 3600} h {total % 3600 // 60:02d} min"
     return f"{total // 86_400} d {total % 86_400 // 3600} h"
+
+
+def length(start: datetime | None, stop: datetime | None) -> SafeString | str:
+    """From one moment to another; below ten seconds to the tenth."""
+    if start is None or stop is None:
+        return EMPTY
+    seconds = (stop - start).total_seconds()
+    return f"{max(seconds, 0):.1f} s" if seconds < 10 else span(seconds)
 
 
 def age(
@@ -117,7 +125,11 @@ def bar(used: int, limit: int | None, of: str = "quota") -> SafeString:
     """
     tone = "plain" if of == "slots" else pressure_tone(used, limit)
     if limit is None:
-        return format_html('<span class="wf-use"><span class="wf-num">{}</span> <small>no limit</small></span>', used)
+        return format_html(
+            '<span class="wf-use wf-use-open"><i class="wf-bar-none" aria-hidden="true"></i>'
+            '<span class="wf-num">{}</span><small>no limit</small></span>',
+            used,
+        )
     whole = max(used, limit, 1)
     inside, mark = 100 * min(used, limit) / whole, 100 * limit / whole
     over = format_html(
@@ -135,7 +147,7 @@ def bar(used: int, limit: int | None, of: str = "quota") -> SafeString:
         over if used > limit else "",
         used,
         limit,
-        format_html(' <span class="wf-over">{} over</span>', used - limit) if used > limit else "",
+        format_html('<span class="wf-over">{} over</span>', used - limit) if used > limit else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""What an operator may do from the admin, one way for every verb: permission, exact count, reason, confirmation, audit.
+"""What an operator may do from the admin, one way for all: permission, exact count, reason, confirmation, audit.
 
 A verb is offered twice, as an action over selected rows and as a button on a row's page; both lead to one confirmation
 page, and that to one service function. Nothing is done by GET, nothing without the verb's own permission, and never to
@@ -86,6 +86,7 @@ class Order:
 
     @property
     def reason(self) -> str:
+        """Why, as the person wrote it."""
         return str(self.values.get("reason", ""))
 
 
@@ -165,7 +166,9 @@ class VerbAdmin(_Base):
         context = {"list_verbs": self.buttons(request, [v for v in self.verbs if v.on_list], None)}
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> HttpResponse:
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
         """Adds the buttons of the verbs that this row allows."""
         row = kwargs.get("obj")
         possible = [v for v in self.verbs if row is not None and not v.on_list and v.applies(row)]
@@ -175,7 +178,12 @@ class VerbAdmin(_Base):
     def buttons(self, request: HttpRequest, verbs: Sequence[Verb], row: Any) -> list[dict[str, object]]:
         """What the template needs to draw the permitted ones."""
         return [
-            {"label": v.label, "danger": v.danger, "icon": v.icon, "url": self.verb_url(v, row, request.get_full_path())}
+            {
+                "label": v.label,
+                "danger": v.danger,
+                "icon": v.icon,
+                "url": self.verb_url(v, row, request.get_full_path()),
+            }
             for v in verbs
             if request.user.has_perm(v.permission)
         ]

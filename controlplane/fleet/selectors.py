@@ -10,7 +10,7 @@ from datetime import datetime
 from django.conf import settings
 
 from controlplane.admin_base.drivers import Health, judge_health
-from controlplane.admin_base.render import pressure_tone
+from controlplane.admin_base.render import span
 from controlplane.core.conf import conf
 from controlplane.core.models import AuditEntry
 from controlplane.core.sql import Row, one, rows
@@ -50,10 +50,6 @@ class TenantUse:
     limit: int | None
     queued: int
     paused: bool
-
-    @property
-    def tone(self) -> str:
-        return pressure_tone(self.used, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +132,7 @@ def _number(count: int, cap: int) -> str:
 
 
 def _tiles(states: Row, ended: dict[str, int]) -> list[Tile]:
-    delayed = f"{_number(states['delayed'], COUNT_CAP)} more wait for their time" if states["delayed"] else ""
+    delayed = f"{_number(states['delayed'], COUNT_CAP)} more delayed" if states["delayed"] else ""
     tiles = [
         Tile("queued", _number(states["queued"], COUNT_CAP), "wait", "state__exact=queued", delayed),
         Tile("admitted", f"{states['admitted']:,}", "ready", "state__exact=admitted"),
@@ -192,12 +188,17 @@ def _components(states: Row, permits: Row, drivers: Sequence[DriverLine], latenc
             "counters = permits" if not drift else "run manage.py doctor",
         ),
         Component(
-            "Permits held", "warn" if lapsed else "good", f"{permits['permits']:,}", f"{lapsed} lapsed" if lapsed else ""
+            "Permits held",
+            "warn" if lapsed else "good",
+            f"{permits['permits']:,}",
+            f"{lapsed} lapsed" if lapsed else "",
         ),
         _fleet_health("Replicas", [d for d in drivers if d.kind == "replica"], needed=True),
         _fleet_health("Runners", [d for d in drivers if d.kind == "runner"], needed=False),
-        Component("Longest wait", "good" if not oldest else "wait", "–" if oldest is None else f"{oldest:.0f}", "s"),
-        Component("Redis", "good" if settings.REDIS_URL else "mute", "configured" if settings.REDIS_URL else "not set"),
+        Component("Longest wait", "wait" if oldest else "good", "nobody waits" if oldest is None else span(oldest)),
+        Component(
+            "Redis", "good" if settings.REDIS_URL else "mute", "configured" if settings.REDIS_URL else "not set"
+        ),
     ]
 
 

@@ -12,7 +12,8 @@ SELECT statement_timestamp() AS now,
        current_setting('server_version') AS server_version,
        (SELECT count(*) FROM (
            SELECT FROM admission_run WHERE state = 'queued' AND NOT delayed LIMIT %(cap)s) q) AS queued,
-       (SELECT count(*) FROM (SELECT FROM admission_run WHERE state = 'queued' AND delayed LIMIT %(cap)s) q) AS delayed,
+       (SELECT count(*) FROM (
+           SELECT FROM admission_run WHERE state = 'queued' AND delayed LIMIT %(cap)s) q) AS delayed,
        held.admitted, held.running,
        (SELECT extract(epoch FROM statement_timestamp() - min(head.created_at))::float8 FROM (
            SELECT tenant_id FROM admission_counter WHERE scope = 'tenant' AND backlog LIMIT %(tenants)s) c
@@ -20,7 +21,8 @@ SELECT statement_timestamp() AS now,
            SELECT created_at FROM admission_run r
            WHERE r.tenant_id = c.tenant_id AND r.state = 'queued' AND NOT r.delayed
            ORDER BY r.rank_at, r.id LIMIT 1) head) AS oldest_queued_seconds
-FROM (SELECT count(*) FILTER (WHERE state = 'admitted') AS admitted, count(*) FILTER (WHERE state = 'running') AS running
+FROM (SELECT count(*) FILTER (WHERE state = 'admitted') AS admitted,
+             count(*) FILTER (WHERE state = 'running') AS running
       FROM admission_run WHERE state IN ('admitted', 'running')) held
 """
 
@@ -43,7 +45,7 @@ FROM (SELECT state, finished_at FROM admission_run
 GROUP BY 1
 """
 
-# Tenants by pressure: those over their quota first, then the fullest, then those without quota by use. Reads the tenants
+# Tenants by pressure: those over their quota first, then the fullest, then those without quota by use. Reads tenants
 # and their counters whole (one hash join), and the queue of the shown ones only, up to a cap. Index: run_tenant_state.
 READ_TENANTS: Final = """
 WITH held AS (
@@ -67,7 +69,7 @@ LEFT JOIN LATERAL (SELECT count(*) AS queued FROM (
 ORDER BY used::float8 / nullif("limit", 0) DESC NULLS LAST, used DESC, backlog DESC, slug
 """
 
-# Every driver with what it holds: replicas that are not declared dead, runners that are not revoked. Index: run_driver.
+# Every driver with what it holds: replicas not declared dead, runners not revoked. Index: run_driver.
 READ_DRIVERS: Final = """
 WITH drivers AS (
     SELECT 'replica' AS kind, id, name, slots, version, executor AS how, draining_at IS NOT NULL AS draining,

@@ -1,4 +1,4 @@
-"""The live addresses of the admin: GET only, never cached, each behind `admin_view` and the model's view permission."""
+"""The live addresses of the admin: GET only, never cached, behind `admin_view` and the view permission."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 """A small fleet at work, made through the services: what the admin's tests and its screenshots look at.
 
-`python -m tests.admin.world` fills the database of `DATABASE_URL` with it, for screenshots away from the demo.
+`python -m tests.admin` fills the database of `DATABASE_URL` with it, for screenshots away from the demo.
 """
 
 from __future__ import annotations
 
-import itertools
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -61,7 +60,8 @@ def spec(name: str, **changes: Any) -> dict[str, Any]:
 
 def submit(tenant: Tenant, count: int, *, first: int = 0, batch: str | None = None, **changes: Any) -> list[int]:
     items = [
-        Submission(spec(f"HumanEval/{n}", **changes), f"{tenant.slug}-{batch}-{n}") for n in range(first, first + count)
+        Submission(spec(f"HumanEval/{n}", **changes), f"{tenant.slug}-{batch}-{n}")
+        for n in range(first, first + count)
     ]
     answers = submit_runs(tenant, items, actor=Actor(f"token of {tenant.slug}"), batch=batch)
     return [answer.run for answer in answers if answer.run is not None]
@@ -94,13 +94,14 @@ ENDINGS = (
 
 
 def finish(driver: Driver, held: list[tuple[int, int]]) -> None:
-    for hold, (ending, reason, code) in zip(held, itertools.cycle(ENDINGS), strict=False):
+    for hold in held:
+        ending, reason, code = ENDINGS[hold[0] % len(ENDINGS)]
         detail = "AssertionError: candidate(7) == 13, expected 21" if ending == "failed" else ""
         settle_runs(driver, [Settlement(hold[0], hold[1], ending, reason, detail, code)])
 
 
 def build(runs: int = 60) -> dict[str, Any]:
-    """Tenants under, at and over their quota, without one, and paused; drivers in every health; runs in every state."""
+    """Tenants at and over their quota, without one, and paused; drivers in every health; runs in every state."""
     acme = create_tenant("acme", name="Acme Robotics", actor=ANNA)
     borealis = create_tenant("borealis", name="Borealis Research", weight="2.5", actor=ANNA)
     cargo = create_tenant("cargo", name="Cargo Analytics", actor=ANNA)
@@ -137,7 +138,9 @@ def build(runs: int = 60) -> dict[str, Any]:
 
 def enrolled_runner() -> Any:
     _, secret = issue_enrolment_token(actor=ANNA, name="lab racks", uses=3, lifetime=timedelta(hours=4))
-    _, token = enrol(secret, Machine("lab-rack-1", 6, ("docker",), "0.1.0", "rack1.lab"), {"gpu": "a100", "zone": "lab"})
+    _, token = enrol(
+        secret, Machine("lab-rack-1", 6, ("docker",), "0.1.0", "rack1.lab"), {"gpu": "a100", "zone": "lab"}
+    )
     identity = find_runner(token)
     assert identity is not None
     return identity
@@ -156,13 +159,3 @@ def others(north: Replica) -> None:
     RecoveryAction.objects.create(
         by=north.name, replica_name=dead.name, outcome="deferred", reason="its containers could not be confirmed gone"
     )
-
-
-if __name__ == "__main__":
-    import os
-
-    import django
-
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
-    django.setup()
-    build()

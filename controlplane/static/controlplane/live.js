@@ -212,7 +212,19 @@
     });
   }
 
+  // The skin has links without an address that only a mouse can press (filters, theme): give them to the keyboard too.
+  function pressable(element) {
+    element.tabIndex = 0;
+    element.setAttribute("role", "button");
+    element.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      element.click();
+    });
+  }
+
   document.addEventListener("DOMContentLoaded", () => {
+    document.querySelectorAll("a:not([href])").forEach(pressable);
     document.querySelectorAll("[data-live-url]").forEach(live);
     document.querySelectorAll("[data-log-url]").forEach(log);
     document.querySelectorAll("[data-fetch-url]").forEach(fetchOnce);
