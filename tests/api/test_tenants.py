@@ -109,7 +109,9 @@ def test_a_tenant_sees_its_own_quota(tenant: Caller, stranger: Caller) -> None:
 
 
 @pytest.mark.parametrize("quota", [None, 5])
-def test_a_tenants_use_is_shown_with_and_without_a_quota(make_driver: Any, operator: Caller, quota: int | None) -> None:
+def test_a_tenants_use_is_shown_with_and_without_a_quota(
+    make_driver: Any, operator: Caller, quota: int | None
+) -> None:
     made = ledger.make_tenant(quota=quota)
     ledger.submit(made, 2, weight=2)
     ledger.admit_all(make_driver())

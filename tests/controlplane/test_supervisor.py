@@ -51,7 +51,7 @@ def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shell(name: str, script: str, **options: object) -> Child:
-    return Child(name, ["bash", "-c", script], ENVIRONMENT, **options)  # type: ignore[arg-type]
+    return Child(name, ["bash", "-c", script], ENVIRONMENT, **options)
 
 
 def gone(pid: int) -> bool:
@@ -118,7 +118,7 @@ def test_children_are_stopped_in_reverse_order_and_asked_first(watched: Watched)
     for name in ("web", "replica", "runner"):
         watched.supervisor.add(shell(name, "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done"))
     for name in ("web", "replica", "runner"):
-        watched.until(lambda name=name: "up" in watched.supervisor.log_path(name).read_text())  # type: ignore[misc]
+        watched.until(lambda name=name: "up" in watched.supervisor.log_path(name).read_text())
     watched.supervisor.stop()
     stopped = [event.child for event in watched.events if event.happened is Happened.STOPPED]
     assert stopped == ["runner", "replica", "web"]
