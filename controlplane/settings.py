@@ -13,7 +13,7 @@ from typing import Any
 import environ
 
 from controlplane.core.environment import control_plane_values, database, secret
-from controlplane.skin import UNFOLD
+from controlplane.skin import UNFOLD  # noqa: F401 - a setting, read by the admin's skin
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -94,7 +94,6 @@ USE_I18N = False
 USE_TZ = True
 
 STATIC_URL = "static/"
-STATIC_ROOT = BASE_DIR / "staticfiles"
 # Finders serve the static files in place: one start-up step and one directory less to go stale for `up`.
 WHITENOISE_USE_FINDERS = True
 
@@ -124,6 +123,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "VERSION": "1",
     "SERVE_INCLUDE_SCHEMA": False,
     "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": True,
     "OAS_VERSION": "3.1.1",  # pydantic writes JSON Schema of 2020, which 3.0 does not take

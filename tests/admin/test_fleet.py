@@ -133,3 +133,9 @@ def test_a_replica_that_is_not_heard_is_silent_also_while_draining(world: dict[s
         cursor.execute("UPDATE recovery_replica SET beat_at = now() - interval '10 minutes'")
     assert Replica.objects.filter(draining_at__isnull=False).exists()
     assert {d.health for d in read_fleet().drivers if d.kind == "replica"} == {"silent"}
+
+
+def test_the_page_brings_its_own_style_and_script(admin: Client) -> None:
+    page = admin.get(reverse("admin:index")).content.decode()
+    assert "/static/controlplane/console.css" in page
+    assert "/static/controlplane/live.js" in page
