@@ -1,8 +1,8 @@
 """What the bare Docker daemon needs for the demo's 528 containers, at the demo's parallelism.
 
-`python -m benchmarks.bare_daemon`. The same images, commands, files and limits, by the SDK alone: create, attach, start,
-read to the end, inspect, remove. No database, no quota, no ledger. Each tenant's containers run in a pool as wide as
-the demo let them be: its quota, or the slots that are left.
+`python -m benchmarks.bare_daemon`. The same images, commands, files and limits, by the SDK alone: create, attach,
+start, read to the end, inspect, remove. No database, no quota, no ledger. Each tenant's containers run in a pool as
+wide as the demo let them be: its quota, or the slots that are left.
 """
 
 from __future__ import annotations
