@@ -172,9 +172,10 @@ def test_a_killed_one_returns_what_it_held_when_it_starts_again(start: Start, te
 
 def test_a_machine_that_is_not_enrolled_says_so(start: Start, tmp_path: Path) -> None:
     first = start()
-    ledger.until(Runner.objects.exists)
+    state = tmp_path / "state" / "config.toml"
+    ledger.until(state.exists)
     first.send_signal(signal.SIGTERM)
     first.wait(SECONDS)
-    (tmp_path / "state" / "config.toml").unlink()
+    state.unlink()
     assert start().wait(SECONDS) == 77  # the enrolment token was for one machine
     assert "used up or expired" in (tmp_path / "events").read_text()

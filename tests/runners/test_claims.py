@@ -9,6 +9,7 @@ import pytest
 from admission.engine import Envelope
 from admission.models import Attempt
 from controlplane.core.audit import SYSTEM
+from runners import sql
 from runners.models import ClaimRequest, Runner
 from runners.services.claims import claim_runs
 from runners.services.fleet import drain_runner
@@ -171,12 +172,29 @@ def test_nothing_is_offered_after_the_answer(
 def test_a_drain_waits_for_the_claim_under_way(connect: Any) -> None:
     runner = make_runner()
     claiming = connect()
-    claiming.execute("SELECT id FROM runners_runner WHERE id = %s FOR KEY SHARE", (runner.runner,))
+    claiming.execute(sql.LOCK_RUNNER, {"runner": runner.runner})
     drain = ledger.Concurrent(drain_runner, runner.runner, actor=SYSTEM, reason="x")
     ledger.until_waiting(connect(autocommit=True), drain)
     claiming.commit()
     assert drain.result() is True
     assert Runner.objects.get().draining_at is not None
+
+
+@pytest.mark.rule("Q11")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("column", ["draining_at", "paused_at", "revoked_at"])
+def test_a_claim_waits_for_the_drain_under_way_and_gets_nothing(connect: Any, column: str) -> None:
+    run = ledger.submit(ledger.make_tenant())[0]
+    runner = make_runner()
+    driver = runner.driver
+    draining = connect()
+    draining.execute(sql.LOCK_RUNNER_ALONE, {"runner": runner.runner})
+    claim = ledger.Concurrent(claim_runs, driver, "r", Envelope(1))
+    ledger.until_waiting(connect(autocommit=True), claim)
+    draining.execute(f"UPDATE runners_runner SET {column} = now() WHERE id = %s", (runner.runner,))  # noqa: S608
+    draining.commit()
+    assert claim.result() is None
+    assert ledger.state(run) == "queued"
 
 
 @pytest.mark.rule("Q2")
