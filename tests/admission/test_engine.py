@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ from django.db import DatabaseError, connection
 from django.test.utils import CaptureQueriesContext
 
 from admission import engine
-from admission.drivers import DriverGone
+from admission.drivers import Driver, DriverGone
 from admission.engine import Envelope, admit
-from admission.models import Attempt, Counter, Permit, Run
+from admission.models import Attempt, Counter, Permit, Run, Tenant
 from admission.services.quotas import set_key_limit, set_quota
 from admission.services.readings import read_highest_concurrency, read_in_flight
 from admission.services.tenants import pause_tenant, resume_tenant
