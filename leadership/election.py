@@ -130,7 +130,9 @@ class LeaderElector:
             self._held_term = term
             if self._stopped:
                 return
-            self._belief = Belief.from_query(term, sent_at, settings.leader_lease_seconds - settings.leader_renew_seconds)
+            self._belief = Belief.from_query(
+                term, sent_at, settings.leader_lease_seconds - settings.leader_renew_seconds
+            )
             self._observe(self._belief)
 
     def _forget(self) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 from psycopg.types.json import Jsonb
 
 from controlplane.core.conf import conf
@@ -28,6 +30,10 @@ from leadership.models import FireState
 log = logging.getLogger(__name__)
 
 MAX_ERROR = 2000
+INSIST_TIMES = 5
+INSIST_SECONDS = 1.0
+
+T = TypeVar("T")
 
 
 class Superseded(Exception):
@@ -74,8 +80,7 @@ class _Sweep:
             self._repeat(path)
         if not self._repeat(self.steps[-1], last=True):
             # The last step failed, and its transaction was undone with the ending: end the fire by itself.
-            with self._transaction():
-                self._finish()
+            insist(self._end_failed)
         return Outcome.FAILED if self.errors else Outcome.DONE
 
     def _repeat(self, path: str, *, last: bool = False) -> bool:
@@ -99,6 +104,10 @@ class _Sweep:
             log.exception("loop.step_failed", extra={"step": path, "fire": self.fire, "term": self.term})
             self.errors.append(f"{path}: {type(error).__name__}: {error}"[:MAX_ERROR])
             return False
+
+    def _end_failed(self) -> None:
+        with self._transaction():
+            self._finish()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -134,7 +143,8 @@ def _merged(counts: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 def execute_fire(loop: str, fire_at: datetime, term: int) -> Outcome:
     """Take the fire (once), run the loop's steps under the term, record the end."""
-    taken = one(sql.START_FIRE, {"loop": loop, "fire_at": fire_at, "term": term, "worker": worker_name()})
+    parameters = {"loop": loop, "fire_at": fire_at, "term": term, "worker": f"{worker_name()}:{secrets.token_hex(4)}"}
+    taken = insist(lambda: one(sql.START_FIRE, parameters))
     if taken is None:
         return Outcome.SUPERSEDED
     try:
@@ -157,6 +167,18 @@ def _steps(loop: str) -> tuple[str, ...]:
 def refuse_unknown() -> Progress:
     """The step of a loop that this code does not know: another version's leader sent it, and operators must see that."""
     raise ImproperlyConfigured("this qcluster's code has no such loop: it is older or newer than the leader's")
+
+
+def insist(call: Callable[[], T]) -> T:
+    """Repeat over a restart of the database: an answer that is lost would stop this loop until it counts as silent."""
+    for _ in range(INSIST_TIMES):
+        try:
+            return call()
+        except (OperationalError, InterfaceError):
+            log.warning("loop.database_away")
+            connection.close()
+            time.sleep(INSIST_SECONDS)
+    return call()
 
 
 def worker_name() -> str:

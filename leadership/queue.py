@@ -13,4 +13,6 @@ def send(loop: str, fire_at: datetime, term: int) -> None:
     from django_q.tasks import async_task
 
     # Successes are not kept twice: the fire's row is the record.
-    async_task(ENTRY, loop, fire_at.isoformat(), term, task_name=f"{loop} {fire_at:%H:%M:%S}", group="loops", save=False)
+    async_task(
+        ENTRY, loop, fire_at.isoformat(), term, task_name=f"{loop} {fire_at:%H:%M:%S}", group="loops", save=False
+    )

@@ -144,10 +144,12 @@ WHERE state = 'undone' AND progress_at < clock_timestamp() - make_interval(secs 
 RETURNING loop, fire_at, worker
 """
 
-# Taken by one worker, once; a second delivery of the same task finds it started. Index: fire_once.
+# Taken by one execution, once; a second delivery of the same task finds it started. `worker` names the execution, so a
+# repeat after a lost answer is the same taking. Index: fire_once.
 START_FIRE: Final = """
 UPDATE leadership_fire SET started_at = clock_timestamp(), progress_at = clock_timestamp(), worker = %(worker)s
-WHERE loop = %(loop)s AND fire_at = %(fire_at)s AND term = %(term)s AND state = 'undone' AND started_at IS NULL
+WHERE loop = %(loop)s AND fire_at = %(fire_at)s AND term = %(term)s AND state = 'undone'
+  AND (started_at IS NULL OR worker = %(worker)s)
 RETURNING id
 """
 

@@ -57,7 +57,9 @@ class ControlPlaneSettings:
     sweep_budget_seconds: float = _doc(60.0, "A sweep that took this long leaves the rest to its next fire.")
     fire_silent_seconds: float = _doc(30.0, "A started sweep without progress for this long is recorded as failed.")
     fire_untaken_seconds: float = _doc(30.0, "Alarm: a sweep was enqueued, and no qcluster took it for this long.")
-    fire_retention_days: float = _doc(7.0, "Sweeps that succeeded are forgotten after this; failed ones after 4 times.")
+    fire_retention_days: float = _doc(
+        7.0, "Sweeps that succeeded are forgotten after this; failed ones after 4 times."
+    )
     sample_retention_days: float = _doc(30.0, "Samples for the charts are deleted after this.")
     reap_interval_seconds: float = _doc(30.0, "Between two passes over lapsed permits.")
     audit_interval_seconds: float = _doc(60.0, "Between two audits of counters against their permits.")

@@ -10,12 +10,14 @@ from controlplane.core.sql import one
 # Note the sign of life and say whether a hold stands. One statement, so it is exact under concurrency; the row's lock is
 # held to the end of the caller's transaction. `sign` null: this very call is the sign (the database answers), and the
 # previous one is what may be too old. A sign older than `gap` starts a hold of `length`, unless one was taken for that
-# same sign before: silence that goes on is one outage. Without a row (a new or restored database) a hold is taken.
+# same sign before: silence that goes on is one outage. Without a row (a new
+# database) and without a sign a hold is taken too: unknown is no.
 # Index: primary key.
 PASS: Final = """
 INSERT INTO core_hold AS h (name, sign_at, taken_for, until)
 VALUES (%(name)s, coalesce(%(sign)s::timestamptz, statement_timestamp()), %(sign)s::timestamptz,
-        statement_timestamp() + make_interval(secs => %(length)s))
+        statement_timestamp() + CASE WHEN coalesce(%(sign)s::timestamptz < statement_timestamp()
+            - make_interval(secs => %(gap)s), true) THEN make_interval(secs => %(length)s) ELSE interval '0' END)
 ON CONFLICT (name) DO UPDATE SET
     sign_at = coalesce(%(sign)s::timestamptz, statement_timestamp()),
     until = CASE WHEN coalesce(%(sign)s::timestamptz, h.sign_at) < statement_timestamp() - make_interval(secs => %(gap)s)

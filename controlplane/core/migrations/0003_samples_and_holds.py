@@ -4,34 +4,33 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('core', '0002_audit_append_only'),
+        ("core", "0002_audit_append_only"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Hold',
+            name="Hold",
             fields=[
-                ('name', models.CharField(max_length=40, primary_key=True, serialize=False)),
-                ('sign_at', models.DateTimeField()),
-                ('taken_for', models.DateTimeField(null=True)),
-                ('until', models.DateTimeField()),
+                ("name", models.CharField(max_length=40, primary_key=True, serialize=False)),
+                ("sign_at", models.DateTimeField()),
+                ("taken_for", models.DateTimeField(null=True)),
+                ("until", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='Sample',
+            name="Sample",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField()),
-                ('series', models.CharField(max_length=40)),
-                ('key', models.CharField(blank=True, db_default='', max_length=100)),
-                ('value', models.FloatField()),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("at", models.DateTimeField()),
+                ("series", models.CharField(max_length=40)),
+                ("key", models.CharField(blank=True, db_default="", max_length=100)),
+                ("value", models.FloatField()),
             ],
             options={
-                'ordering': ('-at',),
-                'indexes': [models.Index(fields=['at'], name='sample_at')],
-                'constraints': [models.UniqueConstraint(fields=('series', 'key', 'at'), name='sample_once')],
+                "ordering": ("-at",),
+                "indexes": [models.Index(fields=["at"], name="sample_at")],
+                "constraints": [models.UniqueConstraint(fields=("series", "key", "at"), name="sample_once")],
             },
         ),
     ]

@@ -9,7 +9,11 @@ from django.core.management.base import BaseCommand
 from controlplane.core.conf import NAMES
 
 GENERAL = (
-    ("DATABASE_URL", "postgresql://wharfinger@127.0.0.1:5432/wharfinger", "PostgreSQL 15 to 18; may be PgBouncer in transaction mode."),
+    (
+        "DATABASE_URL",
+        "postgresql://wharfinger@127.0.0.1:5432/wharfinger",
+        "PostgreSQL 15 to 18; may be PgBouncer in transaction mode.",
+    ),
     ("DATABASE_DIRECT_URL", "", "The server itself, where DATABASE_URL is a pooler: nothing is prepared then."),
     ("REDIS_URL", "", "Redis 7 or Valkey with AOF and `noeviction`."),
     ("SECRET_KEY, SECRET_KEY_FILE", "", "The same for every process; server processes refuse to start without."),
@@ -17,6 +21,8 @@ GENERAL = (
     ("CSRF_TRUSTED_ORIGINS", "", "Origins of the admin behind a proxy, e.g. https://wharf.example."),
     ("HTTPS", "false", "Cookies and redirects as behind TLS."),
     ("TRUST_PROXY", "false", "Believe X-Forwarded-Proto."),
+    ("EMAIL_URL", "consolemail://", "How notifications leave: smtp://user:password@host:port."),
+    ("DEFAULT_FROM_EMAIL", "wharfinger@localhost", "Their sender."),
     ("LOG_LEVEL", "INFO", "Of the JSON lines on standard error."),
     ("DOCKER_HOST", "unix:///var/run/docker.sock", "The one daemon that a driver uses."),
     ("WHARFINGER_HOME", "", "Where `up` keeps its databases and logs."),
