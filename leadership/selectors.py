@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -101,7 +102,9 @@ def read_leases() -> list[LeaseState]:
 
 def read_loops() -> list[LoopState]:
     """Every loop of the running fleet."""
-    return [LoopState(**row) for row in rows(LOOP_STATES)]
+    # Django leaves jsonb of raw statements as text.
+    found = rows(LOOP_STATES)
+    return [LoopState(**{**row, "result": json.loads(row["result"] or "null")}) for row in found]
 
 
 def read_alarms() -> list[Alarm]:

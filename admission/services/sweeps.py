@@ -91,7 +91,7 @@ def pass_run_deadlines() -> Progress:
 
 def end_pauses() -> Progress:
     """Tenants whose pause has an end that passed are admitted again."""
-    due = Tenant.objects.filter(pk__in=[r["id"] for r in rows(sweeping.READ_PAUSES_OVER, LIMIT)])
+    due = list(Tenant.objects.filter(pk__in=[r["id"] for r in rows(sweeping.READ_PAUSES_OVER, LIMIT)]))
     resumed = [tenant for tenant in due if resume_tenant(tenant, actor=SYSTEM, reason="the pause was set to end now")]
     return _progress("pause_over", due, len(resumed))
 

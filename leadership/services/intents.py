@@ -52,7 +52,7 @@ def deliver() -> Progress:
 def _deliver_one(intent: Row) -> bool:
     error = ""
     try:
-        _handlers[intent["kind"]](intent["key"], intent["payload"])
+        _handlers[intent["kind"]](intent["key"], json.loads(intent["payload"]))
     except Exception as failure:
         # Recorded on the intent, which is tried again with a growing pause, and shown once it is given up.
         log.exception("intent.failed", extra={"kind": intent["kind"], "key": intent["key"], "tries": intent["tries"]})

@@ -29,7 +29,7 @@ def notify_stuck() -> Progress:
     return Progress({"stuck": len(found), "new": len(declare(KIND, found))})
 
 
-def tell(key: str, payload: Mapping[str, Any]) -> None:
+def tell(_: str, payload: Mapping[str, Any]) -> None:
     """The effect: a line in the log, and a mail where recipients are set."""
     why = WHYS.get(payload["why"], payload["why"])
     log.warning("run.stuck", extra={"run": payload["id"], "tenant": payload["tenant"], "why": payload["why"]})
