@@ -137,7 +137,7 @@ class _Sweep:
 def _merged(counts: dict[str, Any], progress: Progress) -> dict[str, Any]:
     merged = dict(counts)
     for name, value in progress.counts.items():
-        merged[name] = merged.get(name, 0) + value if isinstance(value, int) else value
+        merged[name] = merged.get(name, 0) + value if type(value) is int else value
     return merged
 
 

@@ -36,7 +36,7 @@ class Lease(models.Model):
     the term, and with nothing else. A renewal must not name `term` in its SET, or it would wait for every sweep.
     """
 
-    role = models.CharField(max_length=40, primary_key=True)
+    role = models.CharField(max_length=40, unique=True)
     term = models.BigIntegerField()
     holder = models.CharField(max_length=100, blank=True, help_text="Incarnation of the holder; empty: free.")
     holder_name = models.CharField(max_length=200, blank=True)

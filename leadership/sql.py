@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# A plain look. 0 rows: nobody ever led. Index: primary key.
+# A plain look. 0 rows: nobody ever led. Index: unique role.
 READ_LEASE: Final = """
 SELECT term, holder, holder_name, expires_at <= clock_timestamp() AS free, step_down_at IS NOT NULL AS step_down
 FROM leadership_lease WHERE role = %(role)s
@@ -16,7 +16,7 @@ FROM leadership_lease WHERE role = %(role)s
 # L1. Wins a free or expired lease: the term grows, also for the same holder. SET names `term`, a key column, so it
 # takes the row FOR UPDATE and waits for every sweep that proved the old term by FOR KEY SHARE; the predicate is judged
 # after that wait. History in the same statement: the old term closes when its lease ended. 0 rows: somebody holds it.
-# Index: primary key, term_once.
+# Index: unique role, term_once.
 WIN: Final = """
 WITH won AS (
     INSERT INTO leadership_lease AS l (role, term, holder, holder_name, acquired_at, renewed_at, expires_at)
@@ -43,7 +43,7 @@ SELECT term FROM won
 """
 
 # L2. SET names no key column: a renewal never waits for a sweep. 0 rows: lost, or expired (then a new term is won).
-# Index: primary key.
+# Index: unique role.
 RENEW: Final = """
 UPDATE leadership_lease
 SET renewed_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => %(ttl)s)
@@ -52,7 +52,7 @@ RETURNING term
 """
 
 # L3. Frees the lease if it is still this term's; the term stays. Does not wait for sweeps: the next winner does.
-# 0 rows: it was another's by then. Index: primary key, term_once.
+# 0 rows: it was another's by then. Index: unique role, term_once.
 RESIGN: Final = """
 WITH freed AS (
     UPDATE leadership_lease SET holder = '', holder_name = '', expires_at = clock_timestamp()
@@ -70,7 +70,7 @@ SELECT term FROM freed
 
 # An operator asks the term in force to end. The holder reads it at its next look, ends its belief and only then
 # resigns: freeing the row here would let a successor lead while the holder still believes. 0 rows: nobody leads, or it
-# was asked already. Names no key column. Index: primary key.
+# was asked already. Names no key column. Index: unique role.
 ASK_STEP_DOWN: Final = """
 UPDATE leadership_lease
 SET step_down_at = clock_timestamp(), step_down_by = %(by)s, step_down_reason = %(reason)s
