@@ -1,4 +1,7 @@
-"""Who asks for runs, as admission sees it: a replica or a runner, whose row proves inside the transaction that it lives."""
+"""Who asks for runs, as admission sees it: a replica or a runner.
+
+Its row proves inside the admitting transaction that it lives.
+"""
 
 from __future__ import annotations
 

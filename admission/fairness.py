@@ -1,8 +1,9 @@
 """Start-time fair queueing (Goyal, Vin, Cheng 1996) over tenants, as pure arithmetic.
 
 Each tenant has a virtual time: the finish tag of its latest admission. The next admission's start tag is
-max(virtual time, V), V being the highest start tag served so far; its finish tag is start + weight / share. Serving the
-smallest start tag first gives each backlogged tenant its share; max(…, V) gives an idle one no credit for the past.
+max(virtual time, V), V being the highest start tag served so far; its finish tag is start + weight / share. Serving
+the smallest start tag first gives each backlogged tenant its share; max(…, V) gives an idle one no credit for its
+past.
 """
 
 from __future__ import annotations

@@ -202,9 +202,7 @@ class Run(models.Model):
                 name="run_lease",
                 condition=Q(state__in=HOLDING, lease_until__isnull=False),
             ),
-            models.Index(
-                fields=("driver_kind", "driver_id", "id"), name="run_driver", condition=Q(state__in=HOLDING)
-            ),
+            models.Index(fields=("driver_kind", "driver_id", "id"), name="run_driver", condition=Q(state__in=HOLDING)),
             models.Index(fields=("tenant", "-id"), name="run_tenant"),
             models.Index(fields=("tenant", "state", "-id"), name="run_tenant_state"),
             models.Index(fields=("batch", "id"), name="run_batch", condition=Q(batch__isnull=False)),
@@ -218,15 +216,13 @@ class Run(models.Model):
 class Attempt(models.Model):
     """One admission of a run; its number is never used again. The exact history of who held what, when (rule A30)."""
 
-    # No foreign-key triggers here and on permits: the admitting statement holds the run's and the tenant's row locks, so
-    # the reference is proved without a look-up per row and key (a third of the cost of a batch).
+    # No foreign-key triggers here and on permits: the admitting statement holds the run's and the tenant's row locks,
+    # so the reference is proved without a look-up per row and key (a third of the cost of a batch).
     run = models.ForeignKey(
         Run, on_delete=models.CASCADE, related_name="attempts", db_index=False, db_constraint=False
     )
     number = models.IntegerField()
-    tenant = models.ForeignKey(
-        Tenant, on_delete=models.PROTECT, related_name="+", db_index=False, db_constraint=False
-    )
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+", db_index=False, db_constraint=False)
     epoch = models.BigIntegerField()
     weight = models.IntegerField()
     driver_kind = models.CharField(max_length=10)
@@ -278,7 +274,9 @@ class Counter(models.Model):
         constraints = (
             models.UniqueConstraint(fields=("scope", "key"), name="counter_scope_key"),
             models.CheckConstraint(condition=Q(in_flight__gte=0), name="counter_not_negative"),
-            models.CheckConstraint(condition=Q(limit__gte=0) | Q(limit__isnull=True), name="counter_limit_not_negative"),
+            models.CheckConstraint(
+                condition=Q(limit__gte=0) | Q(limit__isnull=True), name="counter_limit_not_negative"
+            ),
         )
         indexes = (
             models.Index(
@@ -342,5 +340,3 @@ class Permit(models.Model):
 
     def __str__(self) -> str:
         return f"{self.scope} permit of {self.holder}"
-
-

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
 from pydantic import ValidationError
 
 from admission.drivers import Driver

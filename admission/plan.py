@@ -43,6 +43,7 @@ class CounterRow:
     virtual_time: float
 
     def has_room(self, weight: int) -> bool:
+        """Whether this much more stays within the limit."""
         return self.limit is None or self.in_flight + weight <= self.limit
 
 

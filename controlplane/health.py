@@ -9,13 +9,13 @@ from django.views.decorators.cache import never_cache
 
 
 @never_cache
-def livez(request: HttpRequest) -> HttpResponse:
+def livez(_request: HttpRequest) -> HttpResponse:
     """This process can answer."""
     return HttpResponse("ok\n", content_type="text/plain")
 
 
 @never_cache
-def readyz(request: HttpRequest) -> HttpResponse:
+def readyz(_request: HttpRequest) -> HttpResponse:
     """The database answers and holds the schema that this code expects."""
     checks = {"database": "ok", "migrations": "ok"}
     try:

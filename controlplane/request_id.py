@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponse
 
-from controlplane.logs import bind, unbind
+from controlplane.core.logs import bind, unbind
 
 HEADER = "X-Request-ID"
 _ACCEPTED = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -21,6 +21,7 @@ class RequestIdMiddleware:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Serve one request under its id; the thread serves others next, so the id is unbound again."""
         given = request.headers.get(HEADER, "")
         request_id = given if _ACCEPTED.fullmatch(given) else uuid.uuid4().hex
         request.META["wharfinger.request_id"] = request_id

@@ -1,7 +1,7 @@
 """Django settings: everything an operator may vary comes from the environment (docs/settings.md).
 
-`DATABASE_URL` may point at PgBouncer in transaction mode; then `DATABASE_DIRECT_URL` names the server itself, and nothing
-here uses prepared statements or server-side cursors.
+`DATABASE_URL` may point at PgBouncer in transaction mode; then `DATABASE_DIRECT_URL` names the server itself, and
+nothing here uses prepared statements or server-side cursors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import environ
 
 from controlplane.core.environment import control_plane_values, database, secret
+from controlplane.skin import UNFOLD  # noqa: F401 - a setting, read by the admin's skin
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -26,8 +27,9 @@ CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 INSTALLED_APPS = [
     # First: its commands and templates stand before those of the apps it builds on (qcluster checks migrations).
     "controlplane",
-    "unfold",
-    "django.contrib.admin",
+    "unfold.apps.BasicAppConfig",
+    "unfold.contrib.filters",
+    "controlplane.admin_config.FleetAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -92,8 +94,7 @@ USE_I18N = False
 USE_TZ = True
 
 STATIC_URL = "static/"
-STATIC_ROOT = BASE_DIR / "staticfiles"
-# Finders serve the static files in place: one start-up step and one directory less to go stale for the one-command fleet.
+# Finders serve the static files in place: one start-up step and one directory less to go stale for `up`.
 WHITENOISE_USE_FINDERS = True
 
 SESSION_COOKIE_HTTPONLY = True
@@ -107,7 +108,7 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if env.bool("TRUST_PROXY", default=False) else None
 
 REST_FRAMEWORK: dict[str, Any] = {
-    "DEFAULT_AUTHENTICATION_CLASSES": ["controlplane.api.authentication.TokenAuthentication"],
+    "DEFAULT_AUTHENTICATION_CLASSES": ["admission.api.authentication.TokenAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
@@ -122,6 +123,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "VERSION": "1",
     "SERVE_INCLUDE_SCHEMA": False,
     "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": True,
     "OAS_VERSION": "3.1.1",  # pydantic writes JSON Schema of 2020, which 3.0 does not take
@@ -154,7 +156,7 @@ DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", default="wharfinger@localhost
 LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"json": {"()": "controlplane.logs.JsonFormatter"}},
+    "formatters": {"json": {"()": "controlplane.core.logs.JsonFormatter"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "json"}},
     "root": {"handlers": ["console"], "level": os.environ.get("LOG_LEVEL", "INFO")},
 }

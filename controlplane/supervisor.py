@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 
 from controlplane.processes import exited, guarded, kill_group, send
@@ -47,11 +48,15 @@ class Happened(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One process to keep running. `env` is the whole environment of the child."""
+    """One process to keep running. `env` is the whole environment of the child.
+
+    Children of one `group`, started one after the other, are stopped together: their times to drain do not add up.
+    """
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
+    group: str = ""
     restart: Restart = Restart.ALWAYS
     stop_signal: signal.Signals = signal.SIGTERM
     stop_grace_seconds: float = 15.0
@@ -128,10 +133,19 @@ class Supervisor:
 
     def stop(self) -> None:
         """Stop every child, the last one started first; return when no process of their groups is left."""
-        for kept in reversed(self._kept.values()):
-            kept.due_at = None
-            if kept.process is not None:
-                self._stop(kept, kept.process)
+        for _, together in groupby(
+            reversed(self._kept.values()), key=lambda kept: kept.child.group or kept.child.name
+        ):
+            stopping = list(together)
+            for kept in stopping:
+                kept.due_at = None
+                if kept.process is not None:
+                    # Not Popen.send_signal: that reaps a child which has just ended.
+                    send(kept.process.pid, kept.child.stop_signal)
+            asked_at = time.monotonic()
+            for kept in stopping:
+                if kept.process is not None:
+                    self._await_end(kept, kept.process, asked_at)
 
     def _spawn(self, kept: _Kept) -> None:
         child = kept.child
@@ -161,11 +175,9 @@ class Supervisor:
         kept.due_at = now + delay
         self._tell(kept, Happened.DIED, process, exit_code, delay)
 
-    def _stop(self, kept: _Kept, process: subprocess.Popen[bytes]) -> None:
-        """Ask the leader only: it ends its own workers in its own order. Whatever is left of the group is killed."""
-        # Not Popen.send_signal: that reaps a child which has just ended.
-        send(process.pid, kept.child.stop_signal)
-        deadline = time.monotonic() + kept.child.stop_grace_seconds
+    def _await_end(self, kept: _Kept, process: subprocess.Popen[bytes], asked_at: float) -> None:
+        """The leader was asked: it ends its own workers in its own order. Whatever is left of the group is killed."""
+        deadline = asked_at + kept.child.stop_grace_seconds
         while not (in_time := exited(process.pid)) and time.monotonic() < deadline:
             time.sleep(TICK_SECONDS / 4)
         kill_group(process.pid)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from django.contrib import admin
 from django.urls import URLPattern, URLResolver, include, path
+from django.views.generic import RedirectView
 
 from controlplane import health
 
 urlpatterns: list[URLPattern | URLResolver] = [
+    path("", RedirectView.as_view(pattern_name="admin:index")),
+    path("admin/", admin.site.urls),
     path("livez", health.livez),
     path("healthz", health.livez),
     path("readyz", health.readyz),

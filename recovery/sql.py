@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-# A living replica proves itself inside an admission. FOR KEY SHARE: admissions of one replica do not wait for each other or
-# for its beat; a declaration of death (FOR UPDATE) waits for them, and they see it. 0 rows: declared dead, or draining.
-# Index: primary key.
+# A living replica proves itself inside an admission. FOR KEY SHARE: admissions of one replica do not wait for each
+# other or for its beat; a declaration of death (FOR UPDATE) waits for them, and they see it. 0 rows: declared dead, or
+# draining. Index: primary key.
 LOCK_DRIVER: Final = """
 SELECT id FROM recovery_replica
 WHERE id = %(replica)s AND declared_dead_at IS NULL AND draining_at IS NULL FOR KEY SHARE
@@ -40,8 +40,8 @@ WHERE d.id <> %(self)s
 ORDER BY d.id LIMIT %(limit)s
 """
 
-# T12, in one transaction: first the claim, put-if-absent (0 rows: somebody else's, touch nothing), then the declaration,
-# which judges the silence again under the row lock (0 rows and not declared before: it lives, roll back).
+# T12, in one transaction: first the claim, put-if-absent (0 rows: somebody else's, touch nothing), then the
+# declaration, which judges the silence again under the row lock (0 rows: it lives, roll back).
 CLAIM_DEAD: Final = """
 INSERT INTO recovery_recoveryclaim (replica_id, claimant, claimed_at)
 VALUES (%(replica)s, %(claimant)s, statement_timestamp())
@@ -58,8 +58,8 @@ UPDATE recovery_replica d SET declared_dead_at = coalesce(d.declared_dead_at, st
 FROM silent s WHERE d.id = s.id RETURNING d.id
 """
 
-# What may be the proof of death. `stale`: silent for the whole window, by the database's clock. `unchanged`: the beat is
-# still the one that was seen before its process was proven gone, or was watched for two intervals.
+# What may be the proof of death. `stale`: silent for the whole window, by the database's clock. `unchanged`: the beat
+# is still the one that was seen before its process was proven gone, or was watched for two intervals.
 PROOFS: Final = {
     "stale": "beat_at < statement_timestamp() - make_interval(secs => %(stale_seconds)s)",
     "unchanged": "beat_at = %(seen)s",
@@ -86,8 +86,8 @@ WHERE r.driver_kind = 'replica' AND r.state IN ('admitted', 'running')
 ORDER BY r.id LIMIT %(limit)s
 """
 
-# T13. The heartbeat row goes last: 0 rows while any run of it is open. Its set only shrinks (admission locks the row), so
-# emptiness stays true. The claim goes with it.
+# T13. The heartbeat row goes last: 0 rows while any run of it is open. Its set only shrinks (admission locks the row),
+# so emptiness stays true. The claim goes with it.
 FINISH: Final = """
 DELETE FROM recovery_replica d
 WHERE d.id = %(replica)s AND d.declared_dead_at IS NOT NULL

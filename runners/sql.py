@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import Final
 
-# Who calls: one look-up by the token's hash. No locks. 0 rows: unknown or revoked. Index: unique hash.
+# Who calls, and which of its runs it is asked to cancel: every answer carries them. One look-up by the token's hash.
+# No locks. 0 rows: unknown or revoked. Index: unique hash, run_driver.
 # `quiet`: the last contact is old enough to be written again.
 FIND_RUNNER: Final = """
-SELECT id, name, tenant_id, labels, trust_labels, executors, slots, shown,
-       paused_at IS NOT NULL AS paused, draining_at IS NOT NULL AS draining,
-       (contact_at IS NULL OR contact_at < statement_timestamp() - make_interval(secs => %(resolution)s)) AS quiet
-FROM runners_runner WHERE hash = %(hash)s AND revoked_at IS NULL
+SELECT r.id, r.name, r.tenant_id, r.labels, r.trust_labels, r.executors, r.slots, r.shown,
+       r.paused_at IS NOT NULL AS paused, r.draining_at IS NOT NULL AS draining,
+       (r.contact_at IS NULL OR r.contact_at < statement_timestamp() - make_interval(secs => %(resolution)s)) AS quiet,
+       ARRAY(SELECT ARRAY[h.id, h.epoch] FROM admission_run h
+             WHERE h.driver_kind = 'runner' AND h.driver_id = r.id AND h.state IN ('admitted', 'running')
+               AND h.cancel_requested_at IS NOT NULL ORDER BY h.id) AS cancels
+FROM runners_runner r WHERE r.hash = %(hash)s AND r.revoked_at IS NULL
 """
 
 # That a runner called; the predicate keeps many calls at once from writing it many times. Lock: the row, not its key.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -12,6 +14,7 @@ from uuid import uuid4
 import psycopg
 from django.db import connection, connections
 
+from admission import sql as statements_package
 from admission.drivers import Driver
 from admission.engine import Admitted, Envelope, admit
 from admission.models import Attempt, Counter, Permit, Run, Tenant
@@ -120,8 +123,8 @@ def multiply_tenants(template: Tenant, count: int) -> None:
             """
             WITH made AS (
                 INSERT INTO admission_tenant (slug, name, weight, has_quota, pause_note)
-                SELECT %(slug)s || '-' || n, '', weight, has_quota, '' FROM admission_tenant, generate_series(1, %(n)s) n
-                WHERE id = %(id)s RETURNING id
+                SELECT %(slug)s || '-' || n, '', weight, has_quota, ''
+                FROM admission_tenant, generate_series(1, %(n)s) n WHERE id = %(id)s RETURNING id
             ), counted AS (
                 INSERT INTO admission_counter (scope, key, tenant_id, "limit", in_flight, backlog)
                 SELECT 'tenant', m.id::text, m.id, c."limit", 0, c.backlog FROM made m, admission_counter c
@@ -262,3 +265,14 @@ class Background:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+
+
+def all_statements() -> dict[str, str]:
+    """Every named statement of the ledger, with the cause of the variants filled in."""
+    found: dict[str, str] = {}
+    for module in pkgutil.iter_modules(statements_package.__path__):
+        loaded = importlib.import_module(f"{statements_package.__name__}.{module.name}")
+        for name, value in vars(loaded).items():
+            if name.isupper() and isinstance(value, str) and not name.endswith("_TAIL") and "SELECT" in value:
+                found[f"{module.name}.{name}"] = value.replace("{cause}", "true")
+    return found

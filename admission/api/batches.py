@@ -11,15 +11,15 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from admission.api.bodies import BatchBody, LooseBatchBody, LooseItem
+from admission.api.principals import acting_tenant, actor_of, scope_of
 from admission.api.reading import COUNTED_LIST, COUNTED_ONE, count_states
 from admission.api.runs import TENANT, VIEW
 from admission.api.serializers import BatchAnswerSerializer, BatchSerializer
 from admission.models import Batch
-from admission.services.submitting import Outcome, Submission, Submitted, field_errors, submit_runs
+from admission.services.submitting import Outcome, Submission, Submitted, submit_runs
 from controlplane.api.parsing import BATCH_LIMIT_BYTES, parse_body
-from controlplane.api.principals import acting_tenant, actor_of, scope_of
 from controlplane.api.views import ListView, View
-from controlplane.core.errors import NotFound
+from controlplane.core.errors import NotFound, field_errors
 
 
 def visible_batches(request: Request) -> QuerySet[Batch]:
@@ -42,7 +42,7 @@ class BatchesView(ListView[Batch]):
         name = self.request.query_params.get("name")
         return batches if name is None else batches.filter(name=name.replace("\x00", "")[:200])
 
-    def paginate_queryset(self, queryset: Any) -> list[Batch] | None:
+    def paginate_queryset(self, queryset: Any) -> list[Any]:
         """One page, counted in one statement."""
         page: Any = super().paginate_queryset(queryset)
         count_states(page, COUNTED_LIST)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import django_filters as filters
 from django import forms
 
@@ -16,7 +18,7 @@ class IdFilter(filters.Filter):
 
     field_class = forms.IntegerField
 
-    def __init__(self, field_name: str, **kwargs: object) -> None:
+    def __init__(self, field_name: str, **kwargs: Any) -> None:
         super().__init__(field_name, min_value=1, max_value=MAX_ID, **kwargs)
 
 

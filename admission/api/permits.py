@@ -10,13 +10,13 @@ from rest_framework.response import Response
 
 from admission.api.bodies import PermitBody
 from admission.api.filters import PermitFilter
+from admission.api.principals import scope_of, tenant_of
 from admission.api.reading import list_permits
 from admission.api.serializers import ClaimSerializer, PermitSerializer, ReleaseSerializer
 from admission.models import Permit, Tenant
 from admission.services import permits as service
 from admission.services.permits import OUTSIDE_PREFIX, ClaimOutcome
 from controlplane.api.parsing import parse_body
-from controlplane.api.principals import scope_of, tenant_of
 from controlplane.api.views import ListView, View
 from controlplane.core.errors import NotFound, TryLater
 

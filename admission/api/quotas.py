@@ -10,6 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from admission.api.bodies import QuotaBody
+from admission.api.principals import actor_of, require, visible_tenant
 from admission.api.serializers import QuotaSerializer
 from admission.api.tenants import VIEW
 from admission.models import Tenant
@@ -17,7 +18,6 @@ from admission.services import quotas as service
 from admission.services.quotas import QuotaChange
 from admission.services.tenants import get_tenant
 from controlplane.api.parsing import parse_body
-from controlplane.api.principals import actor_of, require, visible_tenant
 from controlplane.api.problems import PreconditionFailed
 from controlplane.api.views import View
 from controlplane.core.errors import Conflict

@@ -64,10 +64,12 @@ def timeline(run: Run, attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
         moments.append((attempt.started_at, "started", attempt.number, attempt.driver_name))
         why = f"{attempt.ending} {attempt.reason}".strip()
         moments.append((attempt.released_at, "released", attempt.number, why))
-    moments.append((run.finished_at, run.state, None, run.reason))
-    known = [{"at": at, "event": name, "attempt": number, "detail": why} for at, name, number, why in moments if at]
     # Stable: what has the same time keeps the order above, which is the order of cause and effect.
-    return sorted(known, key=lambda moment: moment["at"])
+    ordered = sorted((moment for moment in moments if moment[0]), key=lambda moment: moment[0] or run.created_at)
+    if run.finished_at:
+        # Last, although read in one statement with the release and perhaps a microsecond before it.
+        ordered.append((run.finished_at, run.state, None, run.reason))
+    return [{"at": at, "event": name, "attempt": number, "detail": why} for at, name, number, why in ordered]
 
 
 def count_states(batches: Iterable[Any], bound: int) -> None:

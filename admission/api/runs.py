@@ -12,6 +12,7 @@ from rest_framework.response import Response
 
 from admission.api.bodies import CancelBody
 from admission.api.filters import RunFilter
+from admission.api.principals import acting_tenant, actor_of, scope_of
 from admission.api.reading import latest_attempts, list_runs, timeline
 from admission.api.serializers import RunDetailSerializer, RunSerializer, SubmittedSerializer
 from admission.models import Run, Tenant
@@ -20,7 +21,6 @@ from admission.services.submitting import Outcome, submit_run
 from admission.spec import RunSpec
 from admission.states import TERMINAL
 from controlplane.api.parsing import parse_body
-from controlplane.api.principals import acting_tenant, actor_of, scope_of
 from controlplane.api.views import ListView, View
 from controlplane.core.errors import Conflict, NotFound
 

@@ -56,7 +56,8 @@ class RunDetailSerializer(RunSerializer):
     attempts = AttemptSerializer(many=True, read_only=True, source="latest_attempts")
     timeline = EventSerializer(many=True, read_only=True)
 
-    class Meta(RunSerializer.Meta):
+    class Meta:
+        model = Run
         fields = (
             *RunSerializer.Meta.fields, "epoch", "created_by", "queue_deadline", "run_deadline", "cancel_by",
             "cancel_reason", "cancel_seen_at", "cancel_stopped_at", "cancel_confirmed_at", "idempotency_key", "spec",
@@ -70,7 +71,9 @@ class SubmittedSerializer(serializers.Serializer[Any]):
 
     outcome = serializers.ChoiceField([o.value for o in Outcome])
     id = serializers.IntegerField(source="run", allow_null=True, help_text="The run; null: refused.")
-    errors = serializers.ListField(child=serializers.DictField(child=serializers.CharField()))
+    errors = serializers.ListField(  # type: ignore[assignment] # the base class has a property of this name
+        child=serializers.DictField(child=serializers.CharField())
+    )
 
 
 class BatchSerializer(serializers.ModelSerializer[Batch]):

@@ -10,12 +10,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from admission.api.bodies import PauseBody, ResumeBody, TenantBody, TenantPatchBody
+from admission.api.principals import actor_of, require, scope_of, visible_tenant
 from admission.api.reading import list_tenants
 from admission.api.serializers import TenantSerializer
 from admission.models import Tenant
 from admission.services import tenants as service
 from controlplane.api.parsing import parse_body
-from controlplane.api.principals import actor_of, require, scope_of, visible_tenant
 from controlplane.api.views import ListView, View
 from controlplane.core.errors import InvalidInput
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from django.db import DatabaseError
 
+from admission.spec import MAX_INTEGER
 from admission.sql import permits as sql
 from admission.states import Scope
 from controlplane.core.conf import conf
@@ -15,7 +16,6 @@ from controlplane.core.errors import Conflict, InvalidInput, NotFound
 from controlplane.core.sql import one, rows
 
 REFUSED_SQLSTATE = "WH001"
-MAX_INTEGER = 2**31 - 1
 OUTSIDE_PREFIX = "ext:"
 MAX_HOLDER = 300
 _TRIES = 3
@@ -66,21 +66,40 @@ def claim_permit(
         "lapse_seconds": lapse,
         "driver_name": holder_name,
     }
+    return _claim_repeating(parameters, lapse)
+
+
+def _claim_repeating(parameters: dict[str, object], lapse: float) -> Claim:
+    """What stood in the way may be released while we look at it; then the claim is made again."""
+    outcome = ClaimOutcome.REFUSED
     for _ in range(_TRIES):
-        try:
-            answer = one(sql.CLAIM_PERMIT, parameters)
-        except DatabaseError as error:
-            if getattr(error.__cause__, "sqlstate", "") == REFUSED_SQLSTATE:
-                return Claim(ClaimOutcome.REFUSED, lapse)
-            raise
-        if answer and answer["claimed"]:
-            return Claim(ClaimOutcome.GRANTED, lapse)
-        if not answer or not answer["tenant_known"]:
-            raise NotFound(f"There is no tenant {tenant_id} that can hold permits.")
-        if (held := _held(parameters)) is not None:
+        outcome = _try_claim(parameters)
+        if outcome is ClaimOutcome.GRANTED:
+            return Claim(outcome, lapse)
+        if outcome is ClaimOutcome.REFUSED:
+            room = one(sql.READ_ROOM, parameters)
+            if room is None or not room["room"]:
+                return Claim(outcome, lapse)
+        elif (held := _held(parameters)) is not None:
             return held
-        # The permit that stood in the way was released between the two statements: claim again.
-    raise Conflict(f"Permit {holder!r} is being claimed and released at once.", hint="Repeat the claim.")
+    if outcome is ClaimOutcome.REFUSED:
+        return Claim(outcome, lapse)
+    raise Conflict(f"Permit {parameters['holder']!r} is being claimed and released at once.", hint="Repeat the claim.")
+
+
+def _try_claim(parameters: dict[str, object]) -> ClaimOutcome:
+    """Granted, refused, or held by whom the caller must find out."""
+    try:
+        answer = one(sql.CLAIM_PERMIT, parameters)
+    except DatabaseError as error:
+        if getattr(error.__cause__, "sqlstate", "") == REFUSED_SQLSTATE:
+            return ClaimOutcome.REFUSED
+        raise
+    if answer and answer["claimed"]:
+        return ClaimOutcome.GRANTED
+    if not answer or not answer["tenant_known"]:
+        raise NotFound(f"There is no tenant {parameters['tenant_id']} that can hold permits.")
+    return ClaimOutcome.HELD
 
 
 def _check_holder(holder: str) -> None:
@@ -91,7 +110,7 @@ def _check_holder(holder: str) -> None:
         raise InvalidInput("A permit's id has printable characters only.")
 
 
-def _check_weight(weight: int) -> None:
+def _check_weight(weight: object) -> None:
     if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MAX_INTEGER:
         raise InvalidInput(f"The weight must be a whole number from 1 to {MAX_INTEGER}, not {weight!r}.")
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from django.db import transaction
 
 from admission.models import Tenant
+from admission.spec import MAX_INTEGER
 from admission.sql import quotas as sql
 from admission.states import Scope
 from controlplane.core.audit import Actor, record
 from controlplane.core.conf import conf
 from controlplane.core.errors import Conflict, InvalidInput, NotFound
 from controlplane.core.sql import execute, one, rows
-
-MAX_INTEGER = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,7 @@ class QuotaChange:
 
     @property
     def over(self) -> int:
+        """By how much what is in use exceeds the new limit."""
         return max(self.in_flight - self.after, 0) if self.after is not None else 0
 
     def sentence(self) -> str:

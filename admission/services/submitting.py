@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from time import monotonic
 from typing import Any
 
-from django.db import transaction
+from django.db import OperationalError, transaction
 from pydantic import ValidationError
 
 from admission.models import Batch, Tenant
@@ -18,12 +19,14 @@ from admission.sql import submitting as sql
 from admission.states import Scope
 from controlplane.core.audit import Actor
 from controlplane.core.conf import conf
-from controlplane.core.errors import IdempotencyMismatch, InvalidInput, NotFound, TryLater
+from controlplane.core.errors import IdempotencyMismatch, InvalidInput, NotFound, TryLater, field_errors
 from controlplane.core.sql import execute, one, rows
 
 MAX_RUNS = 1000
 MAX_KEY = 200
 DEFAULT_KEY_LIMIT = 1
+DEADLOCK_SQLSTATE = "40P01"
+_DEADLOCK_TRIES = 3
 
 
 class Outcome(StrEnum):
@@ -91,10 +94,26 @@ def submit_runs(
     items = _validate(submissions, results)
     if items:
         _check_depth(tenant, len(items))
-        with transaction.atomic():
-            _insert(tenant, items, results, actor, batch)
+        _insert_repeating(tenant, items, results, actor, batch)
     assert all(r is not None for r in results)  # noqa: S101 - each position was answered above
     return [r for r in results if r is not None]
+
+
+def _insert_repeating(
+    tenant: Tenant, items: Sequence[_Item], results: list[Submitted | None], actor: Actor, batch: str | None
+) -> None:
+    """Two submits of the same keys in another order wait for each other; the one that is undone begins again.
+
+    Sorting the keys instead would give the runs another place in the queue than the caller's order.
+    """
+    for tries_left in range(_DEADLOCK_TRIES - 1, -1, -1):
+        try:
+            with transaction.atomic():
+                _insert(tenant, items, results, actor, batch)
+            return
+        except OperationalError as error:
+            if not tries_left or getattr(error.__cause__, "sqlstate", "") != DEADLOCK_SQLSTATE:
+                raise
 
 
 def _validate(submissions: Sequence[Submission], results: list[Submitted | None]) -> list[_Item]:
@@ -128,14 +147,6 @@ def _check_key(key: str | None) -> str | None:
     return key
 
 
-def field_errors(error: ValidationError) -> list[dict[str, str]]:
-    """Pydantic's findings as field and sentence; never the value, which may hold a secret."""
-    return [
-        {"field": ".".join(str(part) for part in e["loc"]), "error": str(e["msg"]).removeprefix("Value error, ")}
-        for e in error.errors(include_url=False, include_input=False, include_context=False)
-    ]
-
-
 def spec_hash(spec: RunSpec) -> str:
     """Equal for equal meaning: defaults left out, keys sorted."""
     return hashlib.sha256(json.dumps(spec.stored(), sort_keys=True).encode()).hexdigest()
@@ -158,15 +169,16 @@ def _check_depth(tenant: Tenant, count: int) -> None:
 
 
 class _FleetDepth:
-    """The fleet's depth, counted once a second a process: counting a million rows costs 0.1 s, a cap may lag by one."""
+    """The fleet's depth, counted once a second a process.
+
+    Counting a million rows costs 0.1 s; a cap may lag by one.
+    """
 
     def __init__(self) -> None:
         self._at = float("-inf")
         self._depth = 0
 
     def read(self, limit: int) -> int:
-        from time import monotonic
-
         if monotonic() - self._at > 1:
             row = one(sql.COUNT_QUEUED, {"limit": limit})
             self._depth = row["depth"] if row else 0

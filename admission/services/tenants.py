@@ -28,7 +28,8 @@ def create_tenant(
     """A tenant without a quota, with its place in the fair order."""
     if not SLUG.fullmatch(slug):
         raise InvalidInput(
-            f"The slug {slug!r} must be 1 to 60 lower-case letters, digits and hyphens, a hyphen neither first nor last."
+            f"The slug {slug!r} must be 1 to 60 lower-case letters, digits and hyphens, "
+            "a hyphen neither first nor last."
         )
     share = parse_weight(weight)
     try:

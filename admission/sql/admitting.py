@@ -8,9 +8,9 @@ from typing import Final
 # Index: counter_fair_order (headroom is part of the index, so tenants at their cap cost nothing), counter_start_tag.
 READ_FAIR_ORDER: Final = """
 SELECT c.id AS counter_id, c.tenant_id, c.virtual_time, c."limit", c."limit" - c.in_flight AS headroom,
-       t.weight::float8 AS share,
+       (SELECT t.weight::float8 FROM admission_tenant t WHERE t.id = c.tenant_id) AS share,
        coalesce((SELECT max(start_tag) FROM admission_counter WHERE scope = 'tenant'), 0) AS virtual_now
-FROM admission_counter c JOIN admission_tenant t ON t.id = c.tenant_id
+FROM admission_counter c
 WHERE c.scope = 'tenant' AND c.backlog AND NOT c.paused AND (c."limit" IS NULL OR c.in_flight < c."limit")
   AND (%(only_tenant)s::bigint IS NULL OR c.tenant_id = %(only_tenant)s)
 ORDER BY c.virtual_time, c.served_at NULLS FIRST, c.id
@@ -40,7 +40,8 @@ picked AS MATERIALIZED (
         WHERE tenant_id = a.tenant_id AND state = 'queued' AND NOT delayed
           AND (queue_deadline IS NULL OR queue_deadline > statement_timestamp())
           AND (kind IS NULL OR kind = 'task')
-          AND labels <@ %(labels)s::jsonb AND (backend = '' OR backend = ANY(%(backends)s) OR backend <> ALL(%(known_backends)s))
+          AND labels <@ %(labels)s::jsonb
+          AND (backend = '' OR backend = ANY(%(backends)s) OR backend <> ALL(%(known_backends)s))
           AND (%(memory_mib)s::int IS NULL OR memory_mib <= %(memory_mib)s)
           AND (%(cpu)s::float8 IS NULL OR cpu <= %(cpu)s)
           AND id <> ALL (%(taken)s::bigint[])

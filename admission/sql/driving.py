@@ -61,8 +61,9 @@ SELECT id, epoch, cancel FROM locked
 
 # What a driver holds, with pending cancels: read at each drain (rule A10). No locks. Index: run_driver.
 READ_HOLDS: Final = """
-SELECT r.id, r.epoch, r.attempt, r.state, r.cancel_requested_at IS NOT NULL AS cancel, t.slug AS tenant, r.spec
-FROM admission_run r JOIN admission_tenant t ON t.id = r.tenant_id
+SELECT r.id, r.epoch, r.attempt, r.state, r.cancel_requested_at IS NOT NULL AS cancel, r.spec,
+       (SELECT t.slug FROM admission_tenant t WHERE t.id = r.tenant_id) AS tenant
+FROM admission_run r
 WHERE r.driver_kind = %(driver_kind)s AND r.driver_id = %(driver_id)s AND r.state IN ('admitted', 'running')
 ORDER BY r.id
 """

@@ -35,6 +35,13 @@ SELECT CASE WHEN EXISTS (SELECT FROM counted) THEN true
        EXISTS (SELECT FROM owner) AS tenant_known
 """
 
+# Whether this many slots are free now. A refusal may be out of date: a claim that waited for the release of its own id
+# judged the counter as it was before the wait. Index: counter_scope_key.
+READ_ROOM: Final = """
+SELECT %(weight)s <= coalesce("limit", 2147483647) - in_flight AS room FROM admission_counter
+WHERE scope = %(scope)s AND key = %(key)s
+"""
+
 # What a permit with this id holds. Index: permit_holder_scope.
 READ_PERMIT: Final = """
 SELECT scope, key, weight, tenant_id, renewed_at, lapse_seconds,

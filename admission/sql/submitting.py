@@ -6,7 +6,8 @@ from typing import Final
 
 from admission.sql.blocks import BACKLOG_TAIL
 
-# Insert runs given as one JSON array. A repeated idempotency key inserts nothing (read it back with READ_BY_KEY).
+# Insert runs of one tenant, given as one JSON array; LIMIT 1 tells the planner of that one, or it would read all
+# counters. A repeated idempotency key inserts nothing (read it back with READ_BY_KEY).
 INSERT_RUNS: Final = f"""
 WITH given AS (
     SELECT * FROM jsonb_to_recordset(%(runs)s::jsonb) AS g(
@@ -30,7 +31,7 @@ inserted AS (
     ON CONFLICT (tenant_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
     RETURNING id, tenant_id, idempotency_key
 ),
-returned AS (SELECT DISTINCT tenant_id FROM inserted),
+returned AS (SELECT tenant_id FROM inserted LIMIT 1),
 {BACKLOG_TAIL}
 SELECT id, idempotency_key FROM inserted ORDER BY id
 """

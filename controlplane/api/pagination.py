@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Model, QuerySet
 from rest_framework.exceptions import ValidationError
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
@@ -30,14 +29,14 @@ def whole_number(request: Request, name: str, default: int, most: int, least: in
 class KeysetPagination(BasePagination):
     """Newest first, on the id. `cursor` is where the page before ended; `next` holds the address of the following."""
 
-    def paginate_queryset(self, queryset: QuerySet[Model], request: Request, view: Any | None = None) -> list[Model]:
+    def paginate_queryset(self, queryset: Any, request: Request, view: Any | None = None) -> list[Any]:
         """One page, and whether there is another: asked for by one row more than shown."""
         size = whole_number(request, "limit", DEFAULT_SIZE, MAX_SIZE, least=1)
         cursor = whole_number(request, "cursor", 0, MAX_ID)
         if cursor:
             queryset = queryset.filter(pk__lt=cursor)
         found = list(queryset.order_by("-pk")[: size + 1])
-        self._page = found[:size]
+        self._page: list[Any] = found[:size]
         self._next: str | None = None
         if len(found) > size:
             address = request.build_absolute_uri()

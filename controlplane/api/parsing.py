@@ -12,9 +12,8 @@ from rest_framework.exceptions import ParseError
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
-from admission.services.submitting import field_errors
 from controlplane.api.problems import BodyTooLarge
-from controlplane.core.errors import InvalidInput
+from controlplane.core.errors import InvalidInput, field_errors
 
 MIB = 1 << 20
 BODY_LIMIT_BYTES = 4 * MIB
@@ -92,6 +91,6 @@ class StrictJSONParser(BaseParser):
 def parse_body(model: type[Model], request: Request) -> Model:
     """The body as `model`; InvalidInput names each wrong field."""
     try:
-        return model.model_validate(request.data if request.data is not None else {})
+        return model.model_validate(request.data)
     except ValidationError as error:
         raise InvalidInput("The input is wrong.", errors=field_errors(error)) from error

@@ -52,7 +52,7 @@ class ControlPlaneSchema(AutoSchema):
 class TokenScheme(OpenApiAuthenticationExtension):
     """Tenants and operators."""
 
-    target_class = "controlplane.api.authentication.TokenAuthentication"
+    target_class = "admission.api.authentication.TokenAuthentication"
     name = "token"
 
     def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, Any]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from django.urls import URLPattern, URLResolver, include, path, re_path
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
 
-from controlplane.api.replicas import ReplicasView
 from controlplane.api.views import UnknownPath
 
 v1: list[URLPattern | URLResolver] = [
     path("", include("admission.api.urls")),
     path("", include("runners.api.urls")),
-    path("replicas", ReplicasView.as_view(), name="replicas"),
+    path("", include("recovery.api.urls")),
 ]
 
 # The schema says nothing that the documentation does not: anyone may read it.
-_open = {"authentication_classes": [], "permission_classes": []}
+_open: dict[str, list[type]] = {"authentication_classes": [], "permission_classes": []}
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/", include(v1)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db.models import Model
 from drf_spectacular.utils import extend_schema
@@ -15,6 +15,9 @@ from rest_framework.views import APIView
 from controlplane.api.pagination import KeysetPagination
 from controlplane.api.parsing import BODY_LIMIT_BYTES, StrictJSONParser
 from controlplane.api.schema import ControlPlaneSchema
+from controlplane.core.logs import unbind
+
+Row = TypeVar("Row", bound=Model)
 
 
 class View(APIView):
@@ -24,8 +27,13 @@ class View(APIView):
     schema = ControlPlaneSchema()
     body_limit = BODY_LIMIT_BYTES
 
+    def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Any:
+        """Who called belongs to this request's log lines only; the thread serves others next."""
+        unbind("tenant", "runner")
+        return super().finalize_response(request, response, *args, **kwargs)
 
-class ListView(View, generics.GenericAPIView[Model]):
+
+class ListView(View, generics.GenericAPIView[Row]):
     """A view that lists rows page by page; other methods are added as on `View`."""
 
     pagination_class: Any = KeysetPagination

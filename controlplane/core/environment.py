@@ -10,6 +10,8 @@ from typing import Any
 import environ
 from django.core.exceptions import ImproperlyConfigured
 
+from controlplane.core.conf import NAMES
+
 _CONVERSIONS = {"int": int, "float": float, "str": str}
 
 
@@ -24,7 +26,7 @@ def secret(env: environ.Env, name: str) -> str:
         value = Path(path).read_text().strip()
     if value:
         return value
-    os.environ["WHARFINGER_EPHEMERAL_SECRET"] = "1"
+    os.environ["WHARFINGER_EPHEMERAL_SECRET"] = "1"  # noqa: S105 - a mark, not a secret
     return secrets.token_urlsafe(50)
 
 
@@ -34,7 +36,8 @@ def database(env: environ.Env) -> dict[str, Any]:
     settings: dict[str, Any] = environ.Env.db_url_config(url)
     if settings.get("ENGINE") != "django.db.backends.postgresql":
         raise ImproperlyConfigured(
-            "DATABASE_URL must name a PostgreSQL database (postgresql://user@host/name): the rules rest on its row locks."
+            "DATABASE_URL must name a PostgreSQL database (postgresql://user@host/name): "
+            "the rules rest on its row locks."
         )
     options = settings.setdefault("OPTIONS", {})
     pooled = bool(env.str("DATABASE_DIRECT_URL", default=""))
@@ -50,8 +53,6 @@ def database(env: environ.Env) -> dict[str, Any]:
 
 def control_plane_values(env: environ.Env) -> dict[str, Any]:
     """The `CONTROLPLANE_*` variables that are set, converted."""
-    from controlplane.core.conf import NAMES
-
     values = {}
     for variable, spec in NAMES.items():
         text = env.str(variable, default="")

@@ -5,6 +5,8 @@ The API turns them into problem+json, the command line into an exit code, the ad
 
 from __future__ import annotations
 
+from pydantic import ValidationError
+
 
 class DomainError(Exception):
     """A request that the rules refuse. Nothing was changed."""
@@ -55,3 +57,11 @@ class TryLater(DomainError):
     def __init__(self, detail: str, *, retry_after_seconds: float, code: str = "", hint: str = "") -> None:
         super().__init__(detail, hint=hint, code=code)
         self.retry_after_seconds = retry_after_seconds
+
+
+def field_errors(error: ValidationError) -> list[dict[str, str]]:
+    """Pydantic's findings as field and sentence; never the value, which may hold a secret."""
+    return [
+        {"field": ".".join(str(part) for part in e["loc"]), "error": str(e["msg"]).removeprefix("Value error, ")}
+        for e in error.errors(include_url=False, include_input=False, include_context=False)
+    ]

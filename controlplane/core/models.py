@@ -44,7 +44,7 @@ class AuditEntry(models.Model):
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Insert only."""
-        if self.pk is not None:
+        if self.pk:
             raise TypeError("audit entries are append-only")
         super().save(*args, **kwargs)
 

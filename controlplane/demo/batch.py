@@ -103,7 +103,9 @@ class Demo:
         violations = list(observed["violations"])
         for slug, tenant in tenants.items():
             if tenant["quota"] is not None and tenant["highest_history"] > tenant["quota"]:
-                violations.append(f"{slug}: {tenant['highest_history']} at once in the history, quota {tenant['quota']}")
+                violations.append(
+                    f"{slug}: {tenant['highest_history']} at once in the history, quota {tenant['quota']}"
+                )
         return {
             "as_expected": conserved and not violations and not unexpected,
             "tenants": tenants,

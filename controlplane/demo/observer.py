@@ -1,7 +1,8 @@
 """An independent witness: samples permits and containers every 20 ms and keeps the highest it ever saw.
 
-Run as a process of its own (`python -m controlplane.demo.observer`; `DATABASE_URL` in the environment). It shares no code with what it watches: plain SQL
-on a connection of its own, and the Docker daemon's API over its socket. SIGTERM makes it print one JSON object.
+Run as a process of its own (`python -m controlplane.demo.observer`; `DATABASE_URL` in the environment). It shares no
+code with what it watches: plain SQL on a connection of its own, and the Docker daemon's API over its socket. SIGTERM
+makes it print one JSON object.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ SELECT t.slug, c."limit", c.in_flight,
 FROM admission_tenant t JOIN admission_counter c ON c.scope = 'tenant' AND c.key = t.id::text
 WHERE t.slug = ANY(%s)
 """
-TENANTS_OF = "SELECT r.id, t.slug FROM admission_run r JOIN admission_tenant t ON t.id = r.tenant_id WHERE r.id = ANY(%s)"
+TENANTS_OF = (
+    "SELECT r.id, t.slug FROM admission_run r JOIN admission_tenant t ON t.id = r.tenant_id WHERE r.id = ANY(%s)"
+)
 
 
 class _SocketConnection(http.client.HTTPConnection):
@@ -63,10 +66,12 @@ class Seen:
     longest_gap_seconds: float = 0.0
 
     def note(self, kind: str, tenant: str, value: int) -> None:
+        """Keep the highest value of a kind, which is the name of a field."""
         highest: dict[str, int] = getattr(self, kind)
         highest[tenant] = max(highest.get(tenant, 0), value)
 
     def violate(self, text: str) -> None:
+        """Keep what must never be; bounded, for one cause would repeat it at every sample."""
         if len(self.violations) < 100:
             self.violations.append(text)
 
@@ -80,6 +85,7 @@ class PermitWatch:
         self._seen = seen
 
     def sample(self) -> None:
+        """One snapshot of the ledger, compared with itself and with the quotas."""
         for slug, limit, in_flight, permits, holding in self._connection.execute(PERMITS, (self._tenants,)):
             self._seen.limits[slug] = limit
             self._seen.note("permits", slug, permits)
@@ -102,6 +108,7 @@ class ContainerWatch:
         self._seen = seen
 
     def sample(self) -> None:
+        """One listing of the daemon, compared with the quotas."""
         counts = Counter(self._slugs(self._running()))
         for slug in self._tenants:
             self._seen.note("containers", slug, counts[slug])

@@ -12,8 +12,8 @@ from controlplane.up.options import Options
 MANAGE = str(Path(__file__).resolve().parents[2] / "manage.py")
 WEB_WORKERS = 2
 WEB_THREADS = 8
-# A replica first drains, then confirms that its containers are gone; killed sooner it would leave them to its successor.
-REPLICA_GRACE_SECONDS = 90.0
+# A driver first drains, then confirms that its containers are gone; killed sooner it leaves them to its successor.
+DRIVER_GRACE_SECONDS = 90.0
 
 
 def manage(*words: str) -> list[str]:
@@ -38,7 +38,7 @@ def web(options: Options, env: Mapping[str, str]) -> Child:
 def replica(number: int, env: Mapping[str, str]) -> Child:
     """A replica with a pinned identity, so that its restart takes over what the earlier incarnation held."""
     name = f"replica-{number}"
-    return Child(name, manage("replica", "--id", name), env, stop_grace_seconds=REPLICA_GRACE_SECONDS)
+    return Child(name, manage("replica", "--id", name), env, group="drivers", stop_grace_seconds=DRIVER_GRACE_SECONDS)
 
 
 def queue_cluster(env: Mapping[str, str]) -> Child:
@@ -49,4 +49,4 @@ def queue_cluster(env: Mapping[str, str]) -> Child:
 def runner(number: int, env: Mapping[str, str]) -> Child:
     """An agent that works over REST, as on somebody else's machine."""
     argv = [sys.executable, "-m", "runners.cli", "runner", "run"]
-    return Child(f"runner-{number}", argv, env, stop_grace_seconds=REPLICA_GRACE_SECONDS)
+    return Child(f"runner-{number}", argv, env, group="drivers", stop_grace_seconds=DRIVER_GRACE_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import queue
 import signal
@@ -85,7 +86,9 @@ class Fleet:
         """A runner knows its server and its enrolment token, not the database."""
         hidden = ("DATABASE_URL", "DATABASE_DIRECT_URL", "REDIS_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE")
         kept = {k: v for k, v in self._env.items() if k not in hidden}
-        home = self._logs.parent / "runners" / f"runner-{number}"
+        # A runner's stored token belongs to the database that knows it: another database, another place.
+        fleet = hashlib.sha256(self._env["DATABASE_URL"].encode()).hexdigest()[:12]
+        home = self._logs.parent / "runners" / fleet / f"runner-{number}"
         home.mkdir(parents=True, exist_ok=True)
         return {
             **kept,
@@ -103,19 +106,23 @@ class Fleet:
         url = f"http://127.0.0.1:{self._options.port}/livez"
         while not self._stopping.is_set():
             try:
-                with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310 - our own loopback address
+                with urllib.request.urlopen(url, timeout=2) as answer:
                     if answer.status == 200:
                         return
             except (urllib.error.URLError, OSError):
                 if time.monotonic() > deadline:
                     log = self._supervisor.log_path("web")
-                    raise UpError(f"the web server does not answer at {url} after {READY_SECONDS:g} s; see {log}") from None
+                    raise UpError(
+                        f"the web server does not answer at {url} after {READY_SECONDS:g} s; see {log}"
+                    ) from None
             self._supervisor.tick()
             time.sleep(TICK_SECONDS)
 
     def _announce(self, facts: Mapping[str, Any]) -> None:
         base = f"http://127.0.0.1:{self._options.port}"
-        self._show.event("executor", text=f"{self._execution.executor}: {self._execution.why}; {self._execution.promises}")
+        self._show.event(
+            "executor", text=f"{self._execution.executor}: {self._execution.why}; {self._execution.promises}"
+        )
         self._show.event("logs", text=str(self._logs))
         self._show.event("admin", text=f"{base}/admin/")
         if facts["admin"]:

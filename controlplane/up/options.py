@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runners.agent.executors.base import ExecutorError
+from runners.agent.executors.process import ProcessExecutor
 
 PYTHON_IMAGE = "python:3-slim"
 
@@ -50,8 +51,8 @@ def choose_execution(asked: str) -> Execution:
 
 
 def _docker(why: str) -> Execution:
-    from runners.agent.executors.docker_adapter import DockerAdapter
-    from runners.agent.executors.images import ensure_python_image
+    from runners.agent.executors.docker_adapter import DockerAdapter  # noqa: PLC0415 - loads the Docker SDK
+    from runners.agent.executors.images import ensure_python_image  # noqa: PLC0415 - loads the Docker SDK
 
     adapter = DockerAdapter()
     adapter.identity()
@@ -68,8 +69,6 @@ def _docker(why: str) -> Execution:
 
 
 def _process(why: str) -> Execution:
-    from runners.agent.executors.process import ProcessExecutor
-
     facts = ProcessExecutor().facts()
     group = f"own cgroup {facts.cgroup}" if facts.cgroup != "none" else "no cgroup: process group and resource limits"
     fork_bomb = "contained by the limit on processes" if facts.fork_bomb_contained else "NOT contained here"

@@ -7,6 +7,7 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from controlplane.embedded.directories import Home
 from controlplane.embedded.postgres import EmbeddedPostgres
@@ -24,7 +25,7 @@ class Services:
     names: list[str] = field(default_factory=list)
     _started: list[EmbeddedService] = field(default_factory=list)
 
-    def __enter__(self) -> Services:
+    def __enter__(self) -> Self:
         try:
             self._provide("DATABASE_URL", EmbeddedPostgres)
             self._provide("REDIS_URL", EmbeddedValkey)

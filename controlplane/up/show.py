@@ -1,5 +1,7 @@
-"""What `up` says while it works: progress bars on a terminal, JSON lines otherwise; always on standard error, so that
-standard output holds the summary alone."""
+"""What `up` says while it works: progress bars on a terminal, JSON lines otherwise.
+
+Always on standard error, so that standard output holds the summary alone.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +32,7 @@ class LineShow:
     """One JSON object a line."""
 
     def event(self, name: str, **fields: Any) -> None:
+        """Print it at once: whoever reads a pipe follows as it happens."""
         print(json.dumps({"event": name, **fields}, default=str), file=sys.stderr, flush=True)
 
     def close(self) -> None:
@@ -52,6 +55,7 @@ class TerminalShow:
         self._bars: dict[str, TaskID] = {}
 
     def event(self, name: str, **fields: Any) -> None:
+        """Progress moves a bar; the rest is printed above the bars."""
         if name == "progress":
             self._advance(fields)
             return
@@ -69,4 +73,5 @@ class TerminalShow:
         self._progress.update(self._bars[tenant], completed=fields["ended"], running=fields["running"])
 
     def close(self) -> None:
+        """Leave the bars as they stand and give the cursor back."""
         self._progress.stop()

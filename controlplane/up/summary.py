@@ -11,7 +11,9 @@ from rich.table import Table
 def print_summary(summary: dict[str, Any]) -> None:
     """A table of tenants and the verdicts below it, on standard output."""
     console = Console()
-    table = Table("tenant", "quota", "expected", "seen", "highest (history)", "highest (observed)", "containers at once")
+    table = Table(
+        "tenant", "quota", "expected", "seen", "highest (history)", "highest (observed)", "containers at once"
+    )
     for slug, tenant in summary["tenants"].items():
         table.add_row(
             slug,
@@ -20,7 +22,7 @@ def print_summary(summary: dict[str, Any]) -> None:
             _counts(tenant["seen"]),
             str(tenant["highest_history"]),
             str(tenant["highest_observed"]),
-            "–" if tenant["highest_containers"] is None else str(tenant["highest_containers"]),
+            "-" if tenant["highest_containers"] is None else str(tenant["highest_containers"]),
         )
     console.print(table)
     console.print(f"conserved: {summary['conserved']}   violations: {len(summary['violations'])}")

@@ -6,74 +6,85 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='RecoveryAction',
+            name="RecoveryAction",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('by', models.CharField(max_length=200)),
-                ('replica_name', models.CharField(max_length=200)),
-                ('run_id', models.BigIntegerField(blank=True, db_index=True, null=True)),
-                ('epoch', models.BigIntegerField(blank=True, null=True)),
-                ('outcome', models.CharField(max_length=20)),
-                ('reason', models.TextField(blank=True)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("by", models.CharField(max_length=200)),
+                ("replica_name", models.CharField(max_length=200)),
+                ("run_id", models.BigIntegerField(blank=True, db_index=True, null=True)),
+                ("epoch", models.BigIntegerField(blank=True, null=True)),
+                ("outcome", models.CharField(max_length=20)),
+                ("reason", models.TextField(blank=True)),
             ],
             options={
-                'ordering': ('-id',),
+                "ordering": ("-id",),
             },
         ),
         migrations.CreateModel(
-            name='Replica',
+            name="Replica",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(help_text='Pinned identity; unique among living incarnations.', max_length=200)),
-                ('incarnation', models.UUIDField(unique=True)),
-                ('host', models.CharField(max_length=200)),
-                ('machine', models.CharField(max_length=200)),
-                ('boot_id', models.CharField(max_length=64)),
-                ('pid', models.IntegerField()),
-                ('pid_start', models.BigIntegerField()),
-                ('version', models.CharField(blank=True, max_length=40)),
-                ('executor', models.CharField(max_length=20)),
-                ('slots', models.IntegerField()),
-                ('memory_mib', models.IntegerField(default=0)),
-                ('cpu', models.FloatField(default=0)),
-                ('started_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('beat_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('draining_at', models.DateTimeField(blank=True, null=True)),
-                ('drain_note', models.TextField(blank=True)),
-                ('declared_dead_at', models.DateTimeField(blank=True, null=True)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "name",
+                    models.CharField(help_text="Pinned identity; unique among living incarnations.", max_length=200),
+                ),
+                ("incarnation", models.UUIDField(unique=True)),
+                ("host", models.CharField(max_length=200)),
+                ("machine", models.CharField(max_length=200)),
+                ("boot_id", models.CharField(max_length=64)),
+                ("pid", models.IntegerField()),
+                ("pid_start", models.BigIntegerField()),
+                ("version", models.CharField(blank=True, max_length=40)),
+                ("executor", models.CharField(max_length=20)),
+                ("slots", models.IntegerField()),
+                ("memory_mib", models.IntegerField(default=0)),
+                ("cpu", models.FloatField(default=0)),
+                ("started_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("beat_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("draining_at", models.DateTimeField(blank=True, null=True)),
+                ("drain_note", models.TextField(blank=True)),
+                ("declared_dead_at", models.DateTimeField(blank=True, null=True)),
             ],
             options={
-                'ordering': ('name', '-id'),
-                'permissions': (('drain_replica', 'Can drain and resume a replica'),),
+                "ordering": ("name", "-id"),
+                "permissions": (("drain_replica", "Can drain and resume a replica"),),
             },
         ),
         migrations.CreateModel(
-            name='RecoveryClaim',
+            name="RecoveryClaim",
             fields=[
-                ('replica', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, serialize=False, to='recovery.replica')),
-                ('claimant', models.CharField(max_length=200)),
-                ('claimed_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                (
+                    "replica",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        serialize=False,
+                        to="recovery.replica",
+                    ),
+                ),
+                ("claimant", models.CharField(max_length=200)),
+                ("claimed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
         ),
         migrations.AddIndex(
-            model_name='replica',
-            index=models.Index(fields=['name'], name='replica_name'),
+            model_name="replica",
+            index=models.Index(fields=["name"], name="replica_name"),
         ),
         migrations.AddIndex(
-            model_name='replica',
-            index=models.Index(fields=['beat_at'], name='replica_beat'),
+            model_name="replica",
+            index=models.Index(fields=["beat_at"], name="replica_beat"),
         ),
         migrations.AddConstraint(
-            model_name='replica',
-            constraint=models.UniqueConstraint(condition=models.Q(('declared_dead_at__isnull', True)), fields=('name',), name='replica_one_living'),
+            model_name="replica",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("declared_dead_at__isnull", True)), fields=("name",), name="replica_one_living"
+            ),
         ),
     ]

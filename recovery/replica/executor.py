@@ -7,6 +7,7 @@ from controlplane.core.identity import machine_id, proven_gone
 from controlplane.core.sql import Row
 from recovery.services.reconcile import LeftoversRemain, Sweep
 from runners.agent.executors.base import Executor, ExecutorError
+from runners.agent.executors.process import ProcessExecutor
 
 LABEL_DRIVER = "wharfinger.driver"
 """The incarnation that made a container: a sweep must not touch a living one's, nor another fleet's."""
@@ -27,26 +28,22 @@ def make_executor() -> Executor:
     """The executor named by CONTROLPLANE_EXECUTOR. Raises ExecutorError where it cannot work here."""
     settings = conf()
     if settings.executor == "docker":
-        from runners.agent.executors.docker import DockerExecutor
+        from runners.agent.executors.docker import DockerExecutor  # noqa: PLC0415 - loads the Docker SDK
 
         return DockerExecutor(image_aliases=image_aliases(settings.image_aliases))
-    from runners.agent.executors.process import ProcessExecutor
-
     return ProcessExecutor()
 
 
 def make_sweep(executor: Executor) -> Sweep:
     """Remove a dead incarnation's executions before its runs go to others, where that can be done from here.
 
-    From another machine nothing can be removed: there the excess is bounded by what the dead driver ran, as documented.
+    From another machine nothing can be removed: the excess is bounded by what the dead driver ran, as documented.
     """
 
     def sweep(dead: Row) -> None:
         if dead["machine"] != machine_id() or dead["executor"] != executor.name:
             return
-        gone = proven_gone(
-            machine=dead["machine"], boot=dead["boot_id"], pid=dead["pid"], pid_start=dead["pid_start"]
-        )
+        gone = proven_gone(machine=dead["machine"], boot=dead["boot_id"], pid=dead["pid"], pid_start=dead["pid_start"])
         if not gone:
             # Paused, not dead: its containers are its own to stop when it wakes and finds itself superseded.
             return

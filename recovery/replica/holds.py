@@ -1,8 +1,8 @@
 """Keeping a replica's own table and the ledger's rows the same (rule A10).
 
-Each tick reads what the ledger says this replica holds. Admitted rows it does not know came with a lost reply: they are
-taken up if there is room, else given back. Running rows it does not know can only be given back. What it holds and the
-ledger does not list any more has moved on: stopped. Pending cancels are seen here too.
+Each tick reads what the ledger says this replica holds. Admitted rows it does not know came with a lost reply: they
+are taken up if there is room, else given back. Running rows it does not know can only be given back. What it holds and
+the ledger does not list any more has moved on: stopped. Pending cancels are seen here too.
 """
 
 from __future__ import annotations

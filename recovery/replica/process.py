@@ -146,5 +146,5 @@ class ReplicaProcess:
         return EXIT_DECLARED_DEAD
 
 
-def _log_event(event: str, **fields: object) -> None:
+def _log_event(event: str, /, **fields: object) -> None:
     log.info(f"run.{event}", extra=fields)

@@ -1,4 +1,4 @@
-"""A loop of its own thread: a tick, a pause, for ever. A failing tick is logged, and the next one comes all the same."""
+"""A loop of its own thread: a tick, a pause, for ever. A failing tick is logged, and the next comes all the same."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Ticking:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._seconds + self._jitter()):
-            # A connection that a restart of the database broke is replaced here; without it the loop would fail for ever.
+            # A connection that a restart of the database broke is replaced here; else the loop would fail for ever.
             close_old_connections()
             try:
                 self._tick()

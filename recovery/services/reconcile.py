@@ -51,9 +51,11 @@ class Report:
     error: str = ""
 
     def as_dict(self) -> dict[str, object]:
+        """For JSON and log lines."""
         return asdict(self)
 
     def did_something(self) -> bool:
+        """Whether the pass is worth a line in the log: it moved a run, or had to put one off."""
         return bool(self.requeued or self.interrupted or self.cancelled or self.deferred or self.finished)
 
 

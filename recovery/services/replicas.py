@@ -41,8 +41,8 @@ class Machine:
 def register_replica(name: str, process: ProcessIdentity, machine: Machine) -> Replica:
     """A heartbeat row for a new incarnation, before anything reads the live set.
 
-    An earlier incarnation under the same name is displaced only if its process is proven gone, or if it stays silent for
-    two beat intervals while being watched; its runs are then claimed by the reconciliation that follows.
+    An earlier incarnation under the same name is displaced only if its process is proven gone, or if it stays silent
+    for two beat intervals while being watched; its runs are then claimed by the reconciliation that follows.
 
     Raises:
         ReplicaIdInUse: it lives.
@@ -70,9 +70,7 @@ def register_replica(name: str, process: ProcessIdentity, machine: Machine) -> R
 
 
 def _displace(earlier: Replica, process: ProcessIdentity) -> None:
-    gone = proven_gone(
-        machine=earlier.machine, boot=earlier.boot_id, pid=earlier.pid, pid_start=earlier.pid_start
-    )
+    gone = proven_gone(machine=earlier.machine, boot=earlier.boot_id, pid=earlier.pid, pid_start=earlier.pid_start)
     if not gone:
         time.sleep(2 * conf().heartbeat_interval_seconds)
     # Compare-and-set on the beat that was read first: one beat in between, and it lives.

@@ -6,9 +6,9 @@ from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
-from controlplane.api.authentication import bearer
+from controlplane.api.bearer import bearer
 from controlplane.core import tokens
-from controlplane.logs import bind
+from controlplane.core.logs import bind
 from runners.services.fleet import RunnerIdentity, find_runner
 
 

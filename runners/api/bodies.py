@@ -85,12 +85,20 @@ class ResultsBody(Message):
     results: list[ResultBody] = Field(max_length=MAX_BATCH)
 
 
+class HoldAnswer(BaseModel):
+    """One hold of the calling runner."""
+
+    run: int
+    epoch: int
+
+
 class Answer(BaseModel):
     """On every answer: how often to call, and what is wanted of the runner."""
 
     heartbeat_seconds: float
     poll_seconds: float
     mode: Literal["active", "paused", "draining"]
+    cancel: list[HoldAnswer] = Field(description="Holds to stop and to report as cancelled.")
 
 
 class AssignmentAnswer(BaseModel):

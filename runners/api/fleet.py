@@ -13,9 +13,9 @@ from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from admission.api.principals import actor_of, require
 from admission.services.tenants import get_tenant
 from controlplane.api.parsing import parse_body
-from controlplane.api.principals import actor_of, require
 from controlplane.api.views import ListView, View
 from controlplane.core.audit import Actor
 from runners.api import bodies
@@ -73,7 +73,8 @@ class IssuedTokenSerializer(EnrolmentTokenSerializer):
 
     token = serializers.CharField(source="secret", read_only=True)
 
-    class Meta(EnrolmentTokenSerializer.Meta):
+    class Meta:
+        model = EnrolmentToken
         fields = (*EnrolmentTokenSerializer.Meta.fields, "token")
         read_only_fields = fields
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 
 from django.http import HttpResponse
-from drf_spectacular.utils import OpenApiParameter, OpenApiTypes, extend_schema
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 
+from admission.api.principals import scope_of
 from controlplane.api.pagination import MAX_ID, whole_number
-from controlplane.api.principals import scope_of
 from controlplane.api.problems import RangeNotSatisfiable
 from controlplane.api.views import View
 from runners.services.logs import MAX_READ_BYTES, LogPiece, read_log

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from drf_spectacular.utils import OpenApiParameter, OpenApiTypes, extend_schema
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.exceptions import AuthenticationFailed, ValidationError
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
@@ -44,7 +45,8 @@ class RunnerView(View):
     @property
     def runner(self) -> RunnerIdentity:
         """Who calls."""
-        found: RunnerIdentity = self.request.user.runner
+        principal: Any = self.request.user
+        found: RunnerIdentity = principal.runner
         return found
 
     @property
@@ -58,6 +60,7 @@ class RunnerView(View):
             "heartbeat_seconds": conf().runner_heartbeat_seconds,
             "poll_seconds": POLL_SECONDS,
             "mode": self.runner.mode,
+            "cancel": [{"run": run, "epoch": epoch} for run, epoch in self.runner.cancels],
         }
 
     def prove_job(self, request: Request, run: int, epoch: int) -> None:
@@ -119,10 +122,10 @@ class ClaimsView(RunnerView):
         body = parse_body(bodies.ClaimBody, request)
         envelope = Envelope(min(body.slots, self.runner.slots), body.memory_mib, body.cpu)
         claimed = claims.claim_runs(self.driver, body.request_id, envelope)
-        if claimed is None:
+        if claimed is None and not self.runner.cancels:
             headers = {"Poll-Seconds": str(POLL_SECONDS), "Runner-Mode": self.runner.mode}
             return Response(status=204, headers=headers)
-        listed = [self.assignment(one, "admitted") for one in claimed]
+        listed = [self.assignment(one, "admitted") for one in claimed or []]
         return Response({"assignments": listed, **self.intervals()})
 
 
@@ -230,7 +233,7 @@ class BytesParser(BaseParser):
 
     media_type = "*/*"
 
-    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> bytes:
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
         """Bounded, like every body."""
         request = (parser_context or {})["request"]
         return read_bounded(stream, declared_length(request), MAX_CHUNK_BYTES)
@@ -259,7 +262,8 @@ class LogAppendView(RunnerView):
         epoch = whole_number(request, "epoch", 0, bodies.MAX_ID)
         offset = whole_number(request, "offset", 0, bodies.MAX_ID)
         self.prove_job(request, run, epoch)
-        data = request.data if isinstance(request.data, bytes) else b""
+        body: Any = request.data
+        data = body if isinstance(body, bytes) else b""
         try:
             done = logs.append_log(self.driver, run, epoch, offset, data)
         except logs.OffsetMismatch as error:

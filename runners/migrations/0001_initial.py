@@ -6,84 +6,131 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('admission', '0001_initial'),
+        ("admission", "0001_initial"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='EnrolmentToken',
+            name="EnrolmentToken",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(blank=True, max_length=100)),
-                ('shown', models.CharField(editable=False, max_length=20)),
-                ('hash', models.BinaryField(max_length=32, unique=True)),
-                ('trust_labels', models.JSONField(blank=True, default=dict, help_text='Labels the server gives; a runner cannot.')),
-                ('uses_left', models.PositiveIntegerField(default=1)),
-                ('expires_at', models.DateTimeField()),
-                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False)),
-                ('created_by', models.CharField(blank=True, editable=False, max_length=200)),
-                ('tenant', models.ForeignKey(blank=True, help_text='Empty: shared.', null=True, on_delete=django.db.models.deletion.CASCADE, to='admission.tenant')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(blank=True, max_length=100)),
+                ("shown", models.CharField(editable=False, max_length=20)),
+                ("hash", models.BinaryField(max_length=32, unique=True)),
+                (
+                    "trust_labels",
+                    models.JSONField(blank=True, default=dict, help_text="Labels the server gives; a runner cannot."),
+                ),
+                ("uses_left", models.PositiveIntegerField(default=1)),
+                ("expires_at", models.DateTimeField()),
+                (
+                    "created_at",
+                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False),
+                ),
+                ("created_by", models.CharField(blank=True, editable=False, max_length=200)),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        blank=True,
+                        help_text="Empty: shared.",
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        to="admission.tenant",
+                    ),
+                ),
             ],
             options={
-                'ordering': ('-id',),
+                "ordering": ("-id",),
             },
         ),
         migrations.CreateModel(
-            name='Runner',
+            name="Runner",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=200)),
-                ('shown', models.CharField(editable=False, max_length=20)),
-                ('hash', models.BinaryField(max_length=32, unique=True)),
-                ('labels', models.JSONField(blank=True, default=dict)),
-                ('trust_labels', models.JSONField(blank=True, default=dict)),
-                ('executors', models.JSONField(blank=True, default=list)),
-                ('slots', models.IntegerField(default=1)),
-                ('version', models.CharField(blank=True, max_length=40)),
-                ('host', models.CharField(blank=True, max_length=200)),
-                ('enrolled_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False)),
-                ('contact_at', models.DateTimeField(blank=True, editable=False, null=True)),
-                ('paused_at', models.DateTimeField(blank=True, editable=False, null=True)),
-                ('pause_note', models.TextField(blank=True)),
-                ('draining_at', models.DateTimeField(blank=True, editable=False, null=True)),
-                ('revoked_at', models.DateTimeField(blank=True, editable=False, null=True)),
-                ('tenant', models.ForeignKey(blank=True, help_text='Empty: shared.', null=True, on_delete=django.db.models.deletion.PROTECT, to='admission.tenant')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=200)),
+                ("shown", models.CharField(editable=False, max_length=20)),
+                ("hash", models.BinaryField(max_length=32, unique=True)),
+                ("labels", models.JSONField(blank=True, default=dict)),
+                ("trust_labels", models.JSONField(blank=True, default=dict)),
+                ("executors", models.JSONField(blank=True, default=list)),
+                ("slots", models.IntegerField(default=1)),
+                ("version", models.CharField(blank=True, max_length=40)),
+                ("host", models.CharField(blank=True, max_length=200)),
+                (
+                    "enrolled_at",
+                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False),
+                ),
+                ("contact_at", models.DateTimeField(blank=True, editable=False, null=True)),
+                ("paused_at", models.DateTimeField(blank=True, editable=False, null=True)),
+                ("pause_note", models.TextField(blank=True)),
+                ("draining_at", models.DateTimeField(blank=True, editable=False, null=True)),
+                ("revoked_at", models.DateTimeField(blank=True, editable=False, null=True)),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        blank=True,
+                        help_text="Empty: shared.",
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        to="admission.tenant",
+                    ),
+                ),
             ],
             options={
-                'ordering': ('name', 'id'),
-                'permissions': (('pause_runner', 'Can pause, drain and resume a runner'), ('revoke_runner', 'Can revoke a runner'), ('enrol_runner', 'Can issue enrolment tokens')),
+                "ordering": ("name", "id"),
+                "permissions": (
+                    ("pause_runner", "Can pause, drain and resume a runner"),
+                    ("revoke_runner", "Can revoke a runner"),
+                    ("enrol_runner", "Can issue enrolment tokens"),
+                ),
             },
         ),
         migrations.CreateModel(
-            name='LogChunk',
+            name="LogChunk",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('attempt', models.IntegerField()),
-                ('start', models.BigIntegerField()),
-                ('data', models.BinaryField()),
-                ('at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('run', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='admission.run')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("attempt", models.IntegerField()),
+                ("start", models.BigIntegerField()),
+                ("data", models.BinaryField()),
+                ("at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                (
+                    "run",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="admission.run",
+                    ),
+                ),
             ],
             options={
-                'ordering': ('run', 'attempt', 'start'),
-                'constraints': [models.UniqueConstraint(fields=('run', 'attempt', 'start'), name='logchunk_position'), models.CheckConstraint(condition=models.Q(('start__gte', 0)), name='logchunk_start_not_negative')],
+                "ordering": ("run", "attempt", "start"),
+                "constraints": [
+                    models.UniqueConstraint(fields=("run", "attempt", "start"), name="logchunk_position"),
+                    models.CheckConstraint(condition=models.Q(("start__gte", 0)), name="logchunk_start_not_negative"),
+                ],
             },
         ),
         migrations.CreateModel(
-            name='ClaimRequest',
+            name="ClaimRequest",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('request_id', models.CharField(max_length=100)),
-                ('at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
-                ('runs', models.JSONField(default=list)),
-                ('runner', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='runners.runner')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("request_id", models.CharField(max_length=100)),
+                ("at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
+                ("runs", models.JSONField(default=list)),
+                (
+                    "runner",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="+", to="runners.runner"
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('runner', 'request_id'), name='claim_request_id')],
+                "constraints": [models.UniqueConstraint(fields=("runner", "request_id"), name="claim_request_id")],
             },
         ),
     ]

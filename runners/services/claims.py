@@ -39,7 +39,7 @@ def claim_runs(driver: Driver, request_id: str, envelope: Envelope) -> list[Clai
         if answer is not None:
             return answer
         # Outside a transaction and without a write: an idle runner's poll costs two reads.
-        if envelope.slots <= 0 or not read_flows(driver, offset=0):
+        if envelope.slots <= 0 or not read_flows(driver, page=1):
             return None
         try:
             admitted = _claim(driver, request_id, envelope)

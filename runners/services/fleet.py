@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from admission.drivers import Driver
-from admission.services.runs import Cause, read_holds, take_away
+from admission.services.runs import Cause, Hold, read_holds, take_away
 from admission.sql.ending import TAKE_AWAY_CAUSES
 from admission.states import DriverKind
 from controlplane.core.audit import Actor, record
@@ -44,6 +44,8 @@ class RunnerIdentity:
     shown: str
     paused: bool
     draining: bool
+    cancels: tuple[Hold, ...] = ()
+    """Its runs that are to be cancelled."""
 
     @property
     def mode(self) -> str:
@@ -69,6 +71,7 @@ def find_runner(token: str) -> RunnerIdentity | None:
         shown=row["shown"],
         paused=row["paused"],
         draining=row["draining"],
+        cancels=tuple((run, epoch) for run, epoch in row["cancels"]),
     )
 
 

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.rule("A14")
-@pytest.mark.parametrize("value", [1.5, "1.5", -1, "-1", True, None, "", "three", 2**31, "2147483648", "9" * 5000, "٣"])
+@pytest.mark.parametrize(
+    "value", [1.5, "1.5", -1, "-1", True, None, "", "three", 2**31, "2147483648", "9" * 5000, "٣"]
+)
 def test_a_quota_that_is_no_whole_number_in_range_is_refused_with_a_message(make_tenant: Any, value: Any) -> None:
     tenant = make_tenant()
     with pytest.raises(InvalidInput, match="whole number from 0 to 2147483647"):

@@ -51,7 +51,7 @@ def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shell(name: str, script: str, **options: object) -> Child:
-    return Child(name, ["bash", "-c", script], ENVIRONMENT, **options)  # type: ignore[arg-type]
+    return Child(name, ["bash", "-c", script], ENVIRONMENT, **options)
 
 
 def gone(pid: int) -> bool:
@@ -118,7 +118,7 @@ def test_children_are_stopped_in_reverse_order_and_asked_first(watched: Watched)
     for name in ("web", "replica", "runner"):
         watched.supervisor.add(shell(name, "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done"))
     for name in ("web", "replica", "runner"):
-        watched.until(lambda name=name: "up" in watched.supervisor.log_path(name).read_text())  # type: ignore[misc]
+        watched.until(lambda name=name: "up" in watched.supervisor.log_path(name).read_text())
     watched.supervisor.stop()
     stopped = [event.child for event in watched.events if event.happened is Happened.STOPPED]
     assert stopped == ["runner", "replica", "web"]
@@ -193,3 +193,21 @@ def test_two_children_of_one_name_are_refused(watched: Watched) -> None:
     watched.supervisor.add(shell("web", "exec sleep 60"))
     with pytest.raises(ValueError, match="web"):
         watched.supervisor.add(shell("web", "exec sleep 60"))
+
+
+def test_children_of_one_group_are_stopped_together(tmp_path: Path) -> None:
+    events: list[Event] = []
+    supervisor = Supervisor(tmp_path, events.append)
+    slow = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))\n"
+    slow += "print('ready', flush=True)\ntime.sleep(60)"
+    for number in range(3):
+        supervisor.add(Child(f"slow-{number}", [sys.executable, "-c", slow], dict(os.environ), group="slow"))
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and not all(
+        "ready" in supervisor.log_path(f"slow-{n}").read_text() for n in range(3)
+    ):
+        time.sleep(0.02)
+    begun = time.monotonic()
+    supervisor.stop()
+    assert time.monotonic() - begun < 2.5
+    assert [e.happened for e in events[3:]] == [Happened.STOPPED] * 3

@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
+from admission.drivers import DriverGone
 from admission.models import Attempt, Run, Tenant
 from admission.services.runs import HoldVerdict, Settlement, renew_runs, settle_runs, start_runs
 from controlplane.core.identity import boot_id, current_process, machine_id
@@ -117,7 +118,9 @@ def test_the_displaced_drivers_late_result_changes_nothing(make_tenant: Callable
 def test_an_exhausted_run_is_interrupted_and_one_that_asked_so_at_once(make_tenant: Callable[..., Tenant]) -> None:
     tenant, dead = make_tenant(), ledger.make_replica()
     driver = replica_driver(dead)
-    ids = ledger.submit(tenant, 1, retry={"max_attempts": 1}) + ledger.submit(tenant, 1, retry={"on_interrupt": "fail"})
+    ids = ledger.submit(tenant, 1, retry={"max_attempts": 1}) + ledger.submit(
+        tenant, 1, retry={"on_interrupt": "fail"}
+    )
     ledger.start(driver, ledger.admit_all(driver))
     silence(dead)
 
@@ -244,8 +247,6 @@ def test_a_clean_goodbye_removes_the_row_and_refuses_while_something_is_held(
 
 
 def test_a_draining_replica_gets_nothing_and_keeps_what_it_has(make_tenant: Callable[..., Tenant]) -> None:
-    from admission.drivers import DriverGone
-
     tenant, replica = make_tenant(), ledger.make_replica()
     driver = replica_driver(replica)
     ledger.submit(tenant, 2)

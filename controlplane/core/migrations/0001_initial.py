@@ -7,7 +7,6 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
@@ -16,25 +15,38 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
-            name='AuditEntry',
+            name="AuditEntry",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False)),
-                ('actor', models.CharField(max_length=200)),
-                ('verb', models.CharField(max_length=60)),
-                ('subject_type', models.CharField(max_length=40)),
-                ('subject', models.CharField(max_length=200)),
-                ('reason', models.TextField(blank=True)),
-                ('before', models.JSONField(blank=True, null=True)),
-                ('after', models.JSONField(blank=True, null=True)),
-                ('request_id', models.CharField(blank=True, max_length=100)),
-                ('user', models.ForeignKey(blank=True, db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, to=settings.AUTH_USER_MODEL)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False)),
+                ("actor", models.CharField(max_length=200)),
+                ("verb", models.CharField(max_length=60)),
+                ("subject_type", models.CharField(max_length=40)),
+                ("subject", models.CharField(max_length=200)),
+                ("reason", models.TextField(blank=True)),
+                ("before", models.JSONField(blank=True, null=True)),
+                ("after", models.JSONField(blank=True, null=True)),
+                ("request_id", models.CharField(blank=True, max_length=100)),
+                (
+                    "user",
+                    models.ForeignKey(
+                        blank=True,
+                        db_constraint=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'audit entry',
-                'verbose_name_plural': 'audit log',
-                'ordering': ('-id',),
-                'indexes': [models.Index(fields=['subject_type', 'subject', '-id'], name='audit_subject'), models.Index(fields=['verb', '-id'], name='audit_verb'), models.Index(fields=['actor', '-id'], name='audit_actor')],
+                "verbose_name": "audit entry",
+                "verbose_name_plural": "audit log",
+                "ordering": ("-id",),
+                "indexes": [
+                    models.Index(fields=["subject_type", "subject", "-id"], name="audit_subject"),
+                    models.Index(fields=["verb", "-id"], name="audit_verb"),
+                    models.Index(fields=["actor", "-id"], name="audit_actor"),
+                ],
             },
         ),
     ]

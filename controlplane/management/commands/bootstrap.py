@@ -33,7 +33,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Idempotent but for the tokens."""
-        answer = {"admin": self._admin(), "tenants": {}, "enrolment": None}
+        answer: dict[str, Any] = {"admin": self._admin(), "tenants": {}, "enrolment": None}
         expires = timezone.now() + timedelta(hours=TOKEN_HOURS)
         for slug, quota in TENANTS.items():
             tenant = self._tenant(slug, quota)

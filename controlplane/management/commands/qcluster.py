@@ -9,7 +9,7 @@ from django_q.management.commands.qcluster import Command as ClusterCommand
 from controlplane.management.server import refuse_unless_ready
 
 
-class Command(ClusterCommand):  # type: ignore[misc]
+class Command(ClusterCommand):
     """`manage.py qcluster`."""
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -18,7 +18,7 @@ EXIT_UNREADABLE = 3
 class Command(BaseCommand):
     """`manage.py recover`: settles and requeues, never drives, and touches nothing that lives."""
 
-    help = "Reclaim the runs of replicas that are gone. Safe to run at any time; a living replica's work is never touched."
+    help = "Reclaim the runs of replicas that are gone. Safe at any time: a living replica's work is never touched."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """What to do and how to say it."""

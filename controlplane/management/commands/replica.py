@@ -10,6 +10,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from controlplane.core.conf import conf
 from controlplane.core.errors import DomainError
 from controlplane.management.server import refuse_unless_ready
+from recovery.replica.process import ReplicaProcess
+from runners.agent.executors.base import ExecutorError
 
 
 class Command(BaseCommand):
@@ -24,9 +26,6 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped."""
         refuse_unless_ready()
-        from recovery.replica.process import ReplicaProcess
-        from runners.agent.executors.base import ExecutorError
-
         try:
             process = ReplicaProcess(options["id"] or conf().replica_id)
         except (DomainError, ExecutorError, ValueError) as error:

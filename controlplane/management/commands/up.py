@@ -41,7 +41,9 @@ class Command(BaseCommand):
             default="auto",
             help="How runs are executed; auto: docker where a daemon answers, else process (default).",
         )
-        parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"Web server's port (default {DEFAULT_PORT}).")
+        parser.add_argument(
+            "--port", type=int, default=DEFAULT_PORT, help=f"Web server's port (default {DEFAULT_PORT})."
+        )
         parser.add_argument("--once", action="store_true", help="End after the demo batch, with a summary.")
         parser.add_argument("--json", action="store_true", help="Print the summary as one JSON object.")
         parser.add_argument("--no-demo", action="store_true", help="Submit nothing.")

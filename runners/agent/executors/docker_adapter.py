@@ -146,7 +146,7 @@ class DockerAdapter:
         client = self._client()
         try:
             with _told_apart(f"looking for image {image}"):
-                answer: Json = client.inspect_image(image)  # type: ignore[no-untyped-call]
+                answer: Json = client.inspect_image(image)
 
         except NotFound:
             return None
@@ -175,7 +175,7 @@ class DockerAdapter:
         """Create a container; returns the full id. Never repeated by the caller after `DaemonSilent`."""
         client = self._client(CREATE_SECONDS)
         with _told_apart(f"creating {name}"):
-            answer: Json = client.create_container_from_config(config, name)  # type: ignore[no-untyped-call]
+            answer: Json = client.create_container_from_config(config, name)
         return str(answer["Id"])
 
     def attach(self, container: str) -> Attached:

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
     from runners.agent.assignment import Assignment
 
-SHIM = Path(__file__).with_name("shim.py")
+# As a module, for a script is compiled anew at each start.
+SHIM = "import sys; sys.path.append(sys.argv.pop()); import shim; shim.main()"
+SHIM_DIRECTORY = Path(__file__).parent
 BACKSTOP_SECONDS = 10.0
 # Users above the ranges that distributions hand out: each run its own, so that runs cannot touch each other.
 FIRST_RUN_UID = 1_900_000_000
@@ -171,7 +173,7 @@ class ProcessExecutor:
     @staticmethod
     def _spawn(status: int, output: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-E", str(SHIM), str(status)],
+            [sys.executable, "-I", "-S", "-E", "-c", SHIM, str(status), str(SHIM_DIRECTORY)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,

@@ -49,6 +49,7 @@ def kill_leftovers(plan: dict[str, Any]) -> None:
 
 def _empty(plan: dict[str, Any]) -> None:
     Path(plan["pids_max"]).write_text("0")
+    left: list[int] = []
     for turn in range(KILL_ROUNDS):
         left = [int(line) for line in Path(plan["procs"]).read_text().split()]
         if not left:

@@ -1,33 +1,38 @@
-"""Stands between a driver and the command it runs. A script: `python -I -S -E shim.py`, standard library only.
+"""Stands between a driver and the command it runs: a process of its own, standard library only.
 
 It outlives its driver just long enough to kill: standard input is a pipe from the driver, and its end means that the
 driver is gone. Then, as on an ordinary end, everything the command started is killed, and the working directory and
 the cgroup are removed. It stays outside of the command's cgroup, so neither the memory limit nor the kill meets it.
 
-Input: one line of JSON (the plan), then lines `stop <grace seconds>`. Lines of JSON go back through the descriptor
-whose number is the only argument.
+Input: one line with the plan, then lines `stop <grace seconds>`. Lines go back through the descriptor whose number is
+the only argument. Plan and answers are marshalled and in hexadecimal: both ends are one and the same interpreter.
+
+It starts once for each run, so it imports little: `json`, `shutil`, `pathlib` and the enums of `signal` would each
+take as long as the interpreter itself.
 """
 
-# Starts once for each run: pathlib alone would double its start time.
-# ruff: noqa: PTH106, PTH108, PTH123, PTH208, S606, PLC0415
+# ruff: noqa: PTH106, PTH108, PTH114, PTH118, PTH123, PTH208, S606, PLC0415
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import fcntl
-import json
+import marshal
 import os
 import resource
 import select
-import shutil
-import signal
 import struct
 import sys
 import time
-from typing import Any
 
-STATUS_FD = int(sys.argv[1])
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from typing import Any
+else:
+    import _signal as signal
+
 PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_CHILD_SUBREAPER = 36
@@ -38,19 +43,30 @@ IFF_UP_AND_RUNNING = 0x41
 PARENT_CHECK_MS = 2000
 KILL_ROUNDS = 500
 
-Plan = dict[str, Any]
 _libc = ctypes.CDLL(None, use_errno=True)
+_status = -1
+
+if TYPE_CHECKING:
+    Plan = dict[str, Any]
 
 
 def main() -> None:
-    """Run one command as planned; returns when nothing of it is left."""
+    """Run one command as planned; ends when nothing of it is left."""
+    global _status  # noqa: PLW0603 - a script's one argument
+    _status = int(sys.argv[1])
+    _run()
+    # Nothing is open that would have to be written: the interpreter's own clearing up only takes time.
+    os._exit(0)
+
+
+def _run() -> None:
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(name, signal.SIG_IGN)
     wake, poke = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(poke, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     driver = os.getppid()
-    plan = json.loads(_first_line())
+    plan = marshal.loads(bytes.fromhex(_first_line().decode()))  # noqa: S302 - from our parent
     try:
         _hand_over_directory(plan)
         main_pid = _launch(plan)
@@ -82,7 +98,7 @@ def _first_line() -> bytes:
 
 def _report(message: dict[str, Any]) -> None:
     try:
-        os.write(STATUS_FD, json.dumps(message).encode() + b"\n")
+        os.write(_status, marshal.dumps(message).hex().encode() + b"\n")
     except BrokenPipeError:
         return  # The driver is gone; nobody is left to be told.
 
@@ -107,7 +123,7 @@ def _launch(plan: Plan) -> int:
             _become(plan)
         except BaseException as error:  # noqa: BLE001 - the child must never return into the parent's code
             cause = error.errno if isinstance(error, OSError) and error.errno else errno.EINVAL
-            os.write(tell, f"{cause} {error}".encode())
+            os.write(tell, f"{cause} {getattr(error, 'strerror', None) or error}".encode())
         os._exit(127)
     os.close(tell)
     failure = os.read(told, 4096)
@@ -141,8 +157,23 @@ def _become(plan: Plan) -> None:
         signal.signal(number, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    os.set_inheritable(STATUS_FD, False)
-    os.execvpe(plan["command"][0], plan["command"], plan["environment"])
+    os.set_inheritable(_status, False)
+    _execute(plan["command"], plan["environment"])
+
+
+def _execute(command: list[str], environment: dict[str, str]) -> None:
+    """Not `os.execvpe`: that imports more, and this user may not be able to read the interpreter's library."""
+    name = command[0]
+    places = [name] if "/" in name else [f"{place}/{name}" for place in environment["PATH"].split(":") if place]
+    failure: OSError = FileNotFoundError(errno.ENOENT, f"no {name} in {environment['PATH']}")
+    for place in places:
+        try:
+            os.execve(place, command, environment)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            failure = error
+    raise failure
 
 
 def _lower(limit: int, value: int) -> None:
@@ -333,6 +364,23 @@ def _oom_kills(plan: Plan) -> int:
     return sum(int(word[1]) for word in words if word[0] == "oom_kill")
 
 
+def _remove_tree(top: str) -> None:
+    """What cannot be removed is left for the driver, which looks and tells. Nobody is left who could swap a link."""
+    for directory, names, files in os.walk(top, topdown=False):
+        try:
+            for name in files:
+                os.unlink(os.path.join(directory, name))
+            for name in names:
+                path = os.path.join(directory, name)
+                (os.unlink if os.path.islink(path) else os.rmdir)(path)
+        except OSError:
+            return
+    try:
+        os.rmdir(top)
+    except OSError:
+        return
+
+
 def _clean(plan: Plan) -> None:
     """The cgroup, the directory and, last, the record by which a later sweep would find us."""
     for path in plan["cgroups"]:
@@ -344,13 +392,9 @@ def _clean(plan: Plan) -> None:
                 break
             except OSError:
                 time.sleep(0.01)
-    shutil.rmtree(plan["directory"], ignore_errors=True)
+    _remove_tree(plan["directory"])
     if not os.path.lexists(plan["directory"]):
         try:
             os.unlink(plan["record"])
         except FileNotFoundError:
             return
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,14 +37,14 @@ def test_many_kinds_of_end_at_once(executor: Executor) -> None:
         6: "print('x' * (20 << 20))",
         7: "import os; print(os.environ['KEY'])",
     }
-    limits = {"resources": {"memory_mib": 96}, "timeout_seconds": 30}
+    limits: dict[str, Any] = {"resources": {"memory_mib": 96}, "timeout_seconds": 30}
     control = StubControl(
         [
             assignment(
                 ["python", "-c", code],
                 run=run,
                 secrets_given={"KEY": "swordfish"},
-                **{**limits, **({"timeout_seconds": 2} if run == 4 else {})},
+                **(limits | ({"timeout_seconds": 2} if run == 4 else {})),
             )
             for run, code in commands.items()
         ]

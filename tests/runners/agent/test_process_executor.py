@@ -155,6 +155,7 @@ def test_cancel_from_another_thread(executor: ProcessExecutor, scratch: Path) ->
 def test_command_that_is_not_there(executor: ProcessExecutor, scratch: Path) -> None:
     end, _ = execute(executor, assignment(["nonesuch"]))
     assert (end.code, end.reason) == (127, "executor_error")
+    assert "no nonesuch in" in end.detail
     assert list(scratch.iterdir()) == []
 
 
@@ -218,7 +219,7 @@ def test_driver_killed_leaves_nothing(kind: str, how: str, scratch: Path) -> Non
 def test_shim_killed_is_lost_and_cleared(executor: ProcessExecutor, scratch: Path) -> None:
     execution = executor.start(assignment(["sleep", "600"], env={"MARK": "shimless"}), lambda data: None, LABELS)
     eventually(lambda: processes_with("shimless"))
-    execution._shim.kill()  # type: ignore[attr-defined]
+    execution._shim.kill()
     assert execution.wait(None).reason == "lost"
     execution.remove()
     assert nothing_left(scratch, "shimless")
@@ -239,8 +240,8 @@ def test_sweep_clears_what_a_dead_driver_and_a_dead_shim_left(scratch: Path) -> 
     record = next(scratch.glob("*.json"))
     content = json.loads(record.read_text())
     assert "swept" not in record.read_text(), "no environment in the record"
-    execution._shim.kill()  # type: ignore[attr-defined]
-    execution._shim.wait()  # type: ignore[attr-defined]
+    execution._shim.kill()
+    execution._shim.wait()
     record.write_text(json.dumps({**content, "driver": content["driver"] + "0"}))
     assert executor.sweep({**LABELS, "other": "x"}) == 0
     assert executor.sweep(LABELS) == 1
@@ -283,7 +284,7 @@ if os.geteuid() == 0:
     # The interpreter and the sources may lie where an ordinary user cannot go.
     sys.executable = process._interpreter(other_user=True)
     process._interpreter.cache_clear()
-    process.SHIM = Path(shutil.copy(process.SHIM, home))
+    process.SHIM_DIRECTORY = Path(shutil.copy(process.SHIM_DIRECTORY / "shim.py", home)).parent
     os.setgroups([])
     os.setresgid(61000, 61000, 61000)
     os.setresuid(61000, 61000, 61000)

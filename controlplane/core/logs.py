@@ -26,6 +26,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line; `extra=` fields become keys."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """The line; what JSON does not know is written as text rather than lost."""
         line: dict[str, Any] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

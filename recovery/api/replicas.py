@@ -1,4 +1,4 @@
-"""Replicas, for operators. Here and not in an app: admission may not know recovery, whose rows these are."""
+"""Replicas, for operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.api.principals import require
+from admission.api.principals import require
 from controlplane.api.views import ListView
 from controlplane.core.conf import conf
 from recovery.models import Replica

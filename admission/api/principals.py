@@ -7,9 +7,9 @@ from typing import Any
 from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 
+from admission.api.authentication import TenantPrincipal
 from admission.models import Tenant
 from admission.services.tenants import get_tenant
-from controlplane.api.authentication import TenantPrincipal
 from controlplane.core.audit import Actor
 from controlplane.core.errors import InvalidInput, NotFound
 

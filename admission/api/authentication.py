@@ -6,20 +6,20 @@ Runner tokens are another class (`runners.api.authentication`) on other paths: n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django.db.models import BooleanField, Case, Q, Value, When
 from django.db.models.functions import Now
-from django.utils.timezone import timedelta
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
 from admission.models import ApiToken, Tenant
+from controlplane.api.bearer import bearer
 from controlplane.core import tokens
-from controlplane.logs import bind
+from controlplane.core.logs import bind
 
-MAX_TOKEN = 200
 USED_RESOLUTION = timedelta(minutes=1)
 
 
@@ -35,18 +35,6 @@ class TenantPrincipal:
     def has_perm(self, permission: str) -> bool:
         """A tenant has no operator's permission."""
         return False
-
-
-def bearer(request: Request) -> str | None:
-    """The token of the Authorization header; None without one. Malformed ones are refused, never ignored."""
-    header = request.META.get("HTTP_AUTHORIZATION", "")
-    if not header:
-        return None
-    scheme, _, token = header.partition(" ")
-    token = token.strip()
-    if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN or not token.isascii():
-        raise AuthenticationFailed("Send the header 'Authorization: Bearer <token>'.", code="malformed_token")
-    return token
 
 
 class TokenAuthentication(BaseAuthentication):

@@ -1,0 +1,176 @@
+"""Permits: who holds which right, how old it is, and when it lapses."""
+
+# ruff: noqa: D102 - a column says what it is by its description
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from admission.admin.counters import scope_badge
+from admission.models import Permit, Run
+from admission.services import permits as services
+from admission.services.runs import requeue_runs
+from admission.states import HOLDING, Scope
+from controlplane.admin_base import AutocompleteFilter, ReadOnlyAdmin, render
+from controlplane.admin_base.clock import SecondsSince, SecondsToLapse
+from controlplane.admin_base.drivers import driver_signs
+from controlplane.admin_base.verbs import Order, Outcome, Preview, ReasonForm, Verb
+from controlplane.core.audit import record
+
+WORD = "release"
+
+
+class ForceReleaseForm(ReasonForm):
+    """Taking work away is typed, not clicked by accident."""
+
+    word = forms.CharField(label=f"Type “{WORD}” to confirm", widget=forms.TextInput(attrs={"autocomplete": "off"}))
+
+    def clean_word(self) -> str:
+        """The exact word."""
+        if self.cleaned_data["word"].strip().lower() != WORD:
+            raise forms.ValidationError(f"Type {WORD}.")
+        return WORD
+
+
+def _preview_release(objects: Sequence[Permit], _: Mapping[str, Any]) -> Preview:
+    """Whom it takes the right from, and whether they still live."""
+    runs = _holding_runs(objects)
+    outside = [p for p in objects if p.run_id is None]
+    lines = []
+    if runs:
+        lines.append(
+            f"{_count(len(runs), 'run')} taken from the driver and queued again, or ended; the epoch is raised."
+        )
+    if outside:
+        lines.append(
+            f"{_count(len(outside), 'outside permit')} released; whoever holds it is told at its next renewal."
+        )
+    signs = driver_signs({(r.driver_kind, r.driver_id) for r in runs if r.driver_id is not None})
+    lines += [sign.sentence() for _, sign in sorted(signs.items())]
+    alive = [s for s in signs.values() if s.health in ("live", "draining", "late")]
+    if alive:
+        lines.append("A living driver stops the work when it hears of this: until then it may run twice.")
+    return Preview(lines, warning=bool(alive))
+
+
+def _force_release(order: Order) -> Outcome:
+    """Run permits by taking over their runs, outside permits by identity."""
+    runs = _holding_runs(order.objects)
+    reason, actor = order.reason, order.actor
+    with transaction.atomic():
+        taken = requeue_runs([(run.pk, run.epoch) for run in runs], actor=actor, reason=reason)
+        released = [p for p in order.objects if p.run_id is None and _release_outside(p)]
+        for permit in released:
+            record(
+                "force_release", "permit", permit.holder, actor=actor, reason=reason, before={"weight": permit.weight}
+            )
+    done = len(taken) + len(released)
+    gone = len(runs) - len(taken) + sum(p.run_id is None for p in order.objects) - len(released)
+    note = f" {gone} had changed hands or ended meanwhile." if gone else ""
+    return Outcome(
+        f"Took over {_count(len(taken), 'run')}, released {_count(len(released), 'outside permit')}.{note}", done
+    )
+
+
+def _release_outside(permit: Permit) -> bool:
+    return services.release_permit(permit.holder, tenant_id=permit.tenant_id, scope=Scope(permit.scope))
+
+
+def _holding_runs(permits: Sequence[Permit]) -> list[Run]:
+    ids = {p.run_id for p in permits if p.run_id is not None}
+    return list(Run.objects.filter(pk__in=ids, state__in=HOLDING).defer("spec").order_by("pk")) if ids else []
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+FORCE_RELEASE = Verb(
+    name="force-release",
+    label="Force release",
+    permission="admission.force_release_permit",
+    perform=_force_release,
+    explain="A takeover, not a deletion: a run's permits come free in the same transaction that takes the run from "
+    "its driver, so nothing is counted twice.",
+    form=ForceReleaseForm,
+    preview=_preview_release,
+    danger=True,
+    icon="lock_open",
+)
+
+
+@admin.register(Permit)
+class PermitAdmin(ReadOnlyAdmin):
+    """Leases on the limits. Never added or deleted here."""
+
+    verbs = (FORCE_RELEASE,)
+    list_display = ("held_by", "owner", "limit", "weight", "driver", "acquired", "held_for", "lapses")
+    list_display_links = ("acquired",)
+    list_filter = ("scope", ("tenant", AutocompleteFilter))
+    list_select_related = ("tenant",)
+    search_fields = ("=holder", "key__startswith", "driver_name__startswith")
+    search_help_text = "Holder (run.attempt or ext:…), or the beginning of a key or driver"
+    ordering = ("renewed_at", "id")  # what lapses soonest comes first; index: permit_renewed
+    fields = (
+        ("scope", "key"),
+        ("owner", "weight"),
+        ("held_by", "driver_name"),
+        ("acquired", "renewed_at"),
+        ("lapses", "lapse_seconds"),
+    )
+    empty_list_hint = (
+        "Nothing is held: no run of a tenant with a quota is in flight, and no other system has claimed a slot."
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Permit]:
+        """With age and time left by the database's clock."""
+        queryset: QuerySet[Permit] = super().get_queryset(request)
+        return queryset.annotate(
+            held_seconds=SecondsSince("acquired_at"), left_seconds=SecondsToLapse("renewed_at", "lapse_seconds")
+        )
+
+    @admin.display(description="limit", ordering="key")
+    def limit(self, permit: Permit) -> SafeString:
+        """A tenant's own limit needs no second name; others say which."""
+        shown = scope_badge(permit.scope)
+        if permit.scope == Scope.TENANT:
+            return shown
+        return format_html("{} {}", shown, permit.key.partition(":")[2] or permit.key)
+
+    @admin.display(description="driver", ordering="driver_name")
+    def driver(self, permit: Permit) -> SafeString | str:
+        return permit.driver_name or render.EMPTY
+
+    @admin.display(description="tenant", ordering="tenant__slug")
+    def owner(self, permit: Permit) -> SafeString:
+        return render.link("admin:admission_tenant_change", permit.tenant_id, permit.tenant.slug)
+
+    @admin.display(description="holder", ordering="holder")
+    def held_by(self, permit: Permit) -> SafeString:
+        if permit.run_id is None:
+            return render.code(permit.holder)
+        return render.link(
+            "admin:admission_run_change", permit.run_id, f"run {permit.run_id} · attempt {permit.attempt}"
+        )
+
+    @admin.display(description="acquired (UTC)", ordering="acquired_at")
+    def acquired(self, permit: Permit) -> SafeString:
+        return render.moment(permit.acquired_at)
+
+    @admin.display(description="age", ordering="-acquired_at")
+    def held_for(self, permit: Permit) -> SafeString:
+        return render.age(getattr(permit, "held_seconds", None), permit.acquired_at)
+
+    @admin.display(description="lapses in", ordering="left_seconds")
+    def lapses(self, permit: Permit) -> SafeString:
+        left: float = getattr(permit, "left_seconds", 0.0)
+        return render.countdown(left, warn_below=permit.lapse_seconds / 3)

@@ -1,0 +1,186 @@
+"""Quota, pause, resume, delete, and a tenant's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from django import forms
+
+from admission.admin.tokens import ISSUE_TOKEN
+from admission.models import Tenant
+from admission.services import quotas, tenants
+from controlplane.admin_base.verbs import Order, Outcome, Preview, ReasonForm, Verb
+from controlplane.core.clock import database_now
+from controlplane.core.errors import InvalidInput
+
+
+class QuotaForm(ReasonForm):
+    """The new limit, parsed by the service's own rule."""
+
+    limit = forms.CharField(
+        label="New quota",
+        max_length=10,
+        widget=forms.NumberInput(attrs={"min": 0, "step": 1, "autofocus": True}),
+        help_text="Weight in flight at most, over the whole fleet. 0 admits nothing.",
+    )
+    field_order = ("limit", "reason")
+
+    def clean_limit(self) -> int:
+        """A whole number in range."""
+        try:
+            return quotas.parse_limit(self.cleaned_data["limit"])
+        except InvalidInput as error:
+            raise forms.ValidationError(str(error)) from error
+
+
+class PauseForm(ReasonForm):
+    """Why, and until when."""
+
+    resume_at = forms.DateTimeField(
+        label="Resume by itself at",
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
+        help_text="In UTC. Empty: until somebody resumes it.",
+    )
+
+    def clean_resume_at(self) -> datetime | None:
+        """In the future, by the database's clock."""
+        at: datetime | None = self.cleaned_data["resume_at"]
+        if at is not None and at <= database_now():
+            raise forms.ValidationError("This time is in the past.")
+        return at
+
+
+def _preview_quota(objects: Sequence[Tenant], values: Mapping[str, Any]) -> Preview:
+    if "limit" not in values:
+        return Preview(())
+    changes = [(tenant, quotas.preview_quota(tenant, values["limit"])) for tenant in objects]
+    lines = []
+    for tenant, change in changes:
+        before = "no quota" if change.before is None else f"quota {change.before}"
+        lines.append(f"{tenant.slug}: {before} now. {change.sentence()}")
+    standing: dict[Any, int | None] = {tenant.pk: change.before for tenant, change in changes}
+    standing["limit"] = values["limit"]
+    return Preview(lines, standing, warning=any(change.over for _, change in changes))
+
+
+def _set_quota(order: Order) -> Outcome:
+    limit = order.values["limit"]
+    changes = [
+        quotas.set_quota(tenant, limit, actor=order.actor, reason=order.reason, expected=(order.standing[tenant.pk],))
+        for tenant in order.objects
+    ]
+    if len(changes) == 1:
+        return Outcome(f"Quota of {order.objects[0].slug}: {changes[0].sentence()}", 1)
+    over = sum(change.over for change in changes)
+    return Outcome(
+        f"Quota {limit} set for {len(changes)} tenants; {over} over in all, nothing is killed.", len(changes)
+    )
+
+
+def _preview_removal(objects: Sequence[Tenant], _: Mapping[str, Any]) -> Preview:
+    lines: list[str] = []
+    standing: dict[int, int | None] = {}
+    for tenant in objects:
+        change = quotas.preview_quota(tenant, 0)
+        if change.before is None:
+            lines.append(f"{tenant.slug}: has no quota.")
+        else:
+            lines.append(
+                f"{tenant.slug}: quota {change.before}, {change.in_flight} in use. Its runs go on, unlimited."
+            )
+        standing[tenant.pk] = change.before
+    return Preview(lines, standing)
+
+
+def _remove_quota(order: Order) -> Outcome:
+    removed = [
+        change
+        for tenant in order.objects
+        if (change := quotas.remove_quota(tenant, actor=order.actor, reason=order.reason)) is not None
+    ]
+    return Outcome(f"Removed {len(removed)} of {len(order.objects)} quotas; no run was touched.", len(removed))
+
+
+def _pause(order: Order) -> Outcome:
+    resume_at = order.values["resume_at"]
+    paused = sum(
+        tenants.pause_tenant(tenant, actor=order.actor, reason=order.reason, resume_at=resume_at)
+        for tenant in order.objects
+    )
+    return _counted("Paused", paused, len(order.objects), "had been paused before")
+
+
+def _resume(order: Order) -> Outcome:
+    resumed = sum(tenants.resume_tenant(tenant, actor=order.actor, reason=order.reason) for tenant in order.objects)
+    return _counted("Resumed", resumed, len(order.objects), "was not paused")
+
+
+def _delete(order: Order) -> Outcome:
+    for tenant in order.objects:
+        tenants.delete_tenant(tenant, actor=order.actor, reason=order.reason)
+    return Outcome(f"Deleted {', '.join(t.slug for t in order.objects)} and its history.", len(order.objects))
+
+
+def _counted(done: str, changed: int, asked: int, otherwise: str) -> Outcome:
+    note = f" {asked - changed} {otherwise}." if asked > changed else ""
+    return Outcome(f"{done} {changed} tenant{'' if changed == 1 else 's'}.{note}", changed)
+
+
+SET_QUOTA = Verb(
+    name="set-quota",
+    label="Set quota",
+    permission="admission.set_quota",
+    perform=_set_quota,
+    explain="Bounds what this tenant has in flight over the whole fleet, at every instant. Lowering it kills nothing: "
+    "nothing is admitted until the excess has drained.",
+    form=QuotaForm,
+    preview=_preview_quota,
+    preview_from_form=True,
+    icon="speed",
+)
+REMOVE_QUOTA = Verb(
+    name="remove-quota",
+    label="Remove quota",
+    permission="admission.set_quota",
+    perform=_remove_quota,
+    explain="Without a quota only the fleet's own capacity bounds this tenant. Its runs are not touched.",
+    preview=_preview_removal,
+    applies=lambda tenant: tenant.has_quota,
+    icon="all_inclusive",
+)
+PAUSE = Verb(
+    name="pause",
+    label="Pause",
+    permission="admission.pause_tenant",
+    perform=_pause,
+    explain="Nothing of this tenant is admitted any more; what runs goes on, and submitting stays possible.",
+    form=PauseForm,
+    applies=lambda tenant: tenant.paused_at is None,
+    icon="pause_circle",
+)
+RESUME = Verb(
+    name="resume",
+    label="Resume",
+    permission="admission.pause_tenant",
+    perform=_resume,
+    explain="Admits this tenant's queued runs again, in fair order with everybody else's.",
+    applies=lambda tenant: tenant.paused_at is not None,
+    icon="play_circle",
+)
+DELETE = Verb(
+    name="delete",
+    label="Delete",
+    permission="admission.delete_tenant",
+    perform=_delete,
+    explain="Deletes the tenant with its history, batches and tokens; the audit log stays. Refused while any of its "
+    "runs has not ended or any permit is held.",
+    many=False,
+    danger=True,
+    removes=True,
+    icon="delete",
+)
+
+TENANT_VERBS = (SET_QUOTA, REMOVE_QUOTA, PAUSE, RESUME, ISSUE_TOKEN, DELETE)

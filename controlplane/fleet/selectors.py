@@ -1,0 +1,228 @@
+"""What the fleet page shows, read anew for every answer: six statements, whatever the size of the fleet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from django.conf import settings
+
+from controlplane.admin_base.drivers import Health, judge_health
+from controlplane.admin_base.render import span
+from controlplane.core.conf import conf
+from controlplane.core.models import AuditEntry
+from controlplane.core.sql import Row, one, rows
+from controlplane.fleet import sql
+
+COUNT_CAP = 100_000
+TENANT_QUEUE_CAP = 10_000
+TENANT_ROWS = 12
+TENANTS_WITH_BACKLOG = 1000
+DRIVER_ROWS = 40
+AUDIT_ROWS = 7
+MINUTES = 60
+CHART_HEIGHT = 60
+
+ENDINGS = ("succeeded", "failed", "timed_out", "interrupted", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One number of the top row, and where it leads."""
+
+    label: str
+    value: str
+    tone: str
+    query: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUse:
+    """One tenant's line."""
+
+    pk: int
+    slug: str
+    name: str
+    used: int
+    limit: int | None
+    queued: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLine:
+    """One replica or runner."""
+
+    kind: str
+    pk: int
+    name: str
+    health: Health
+    paused: bool
+    heard_seconds_ago: float | None
+    runs: int
+    slots: int
+    version: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One part of the machinery and how it is."""
+
+    name: str
+    tone: str
+    text: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MinuteBar:
+    """One minute of the chart, in the units of its drawing."""
+
+    left: int
+    good_top: str
+    good_height: str
+    other_top: str
+    other_height: str
+
+
+@dataclass(slots=True)
+class Fleet:
+    """One reading."""
+
+    now: datetime
+    tiles: list[Tile]
+    tenants: list[TenantUse]
+    tenants_total: int
+    drivers: list[DriverLine]
+    components: list[Component]
+    audit: Sequence[AuditEntry]
+    minutes: list[MinuteBar] = field(default_factory=list)
+    ended_last_hour: int = 0
+
+
+def read_fleet() -> Fleet:
+    """One reading of everything. Numbers of different panels may be milliseconds apart; each panel is one snapshot."""
+    started = time.perf_counter()
+    states = one(sql.READ_STATES, {"cap": COUNT_CAP + 1, "tenants": TENANTS_WITH_BACKLOG}) or {}
+    latency = time.perf_counter() - started
+    ended = {row["state"]: row["ended"] for row in rows(sql.READ_ENDED, {"cap": COUNT_CAP + 1})}
+    tenants = rows(sql.READ_TENANTS, {"rows": TENANT_ROWS, "cap": TENANT_QUEUE_CAP + 1})
+    drivers = [_driver(row) for row in rows(sql.READ_DRIVERS, {"rows": DRIVER_ROWS})]
+    permits = one(sql.READ_PERMITS) or {}
+    minutes = rows(sql.READ_MINUTES, {"cap": COUNT_CAP})
+    return Fleet(
+        now=states["now"],
+        tiles=_tiles(states, ended),
+        tenants=[_tenant(row) for row in tenants],
+        tenants_total=tenants[0]["tenants"] if tenants else 0,
+        drivers=drivers,
+        components=_components(states, permits, drivers, latency),
+        audit=list(AuditEntry.objects.order_by("-id")[:AUDIT_ROWS]),
+        minutes=_chart(minutes),
+        ended_last_hour=sum(row["good"] + row["other"] for row in minutes),
+    )
+
+
+def _number(count: int, cap: int) -> str:
+    return f"{cap:,}+" if count > cap else f"{count:,}"
+
+
+def _tiles(states: Row, ended: dict[str, int]) -> list[Tile]:
+    delayed = f"{_number(states['delayed'], COUNT_CAP)} more delayed" if states["delayed"] else ""
+    tiles = [
+        Tile("queued", _number(states["queued"], COUNT_CAP), "wait", "state__exact=queued", delayed),
+        Tile("admitted", f"{states['admitted']:,}", "ready", "state__exact=admitted"),
+        Tile("running", f"{states['running']:,}", "run", "state__exact=running"),
+    ]
+    tones = {"succeeded": "good", "failed": "bad", "timed_out": "warn", "interrupted": "warn", "cancelled": "mute"}
+    for ending in ENDINGS:
+        count = ended.get(ending, 0)
+        tone = tones[ending] if count else "mute"
+        value = _number(count, COUNT_CAP)
+        tiles.append(Tile(ending.replace("_", " "), value, tone, f"state__exact={ending}", "last 24 h"))
+    return tiles
+
+
+def _tenant(row: Row) -> TenantUse:
+    return TenantUse(
+        pk=row["id"],
+        slug=row["slug"],
+        name=row["name"],
+        used=row["used"],
+        limit=row["limit"],
+        queued=row["queued"],
+        paused=row["paused_at"] is not None,
+    )
+
+
+def _driver(row: Row) -> DriverLine:
+    silent = conf().replica_stale_seconds if row["kind"] == "replica" else conf().runner_lease_seconds
+    beat = conf().heartbeat_interval_seconds if row["kind"] == "replica" else conf().runner_heartbeat_seconds
+    return DriverLine(
+        kind=row["kind"],
+        pk=row["id"],
+        name=row["name"],
+        health=judge_health(row["heard_seconds_ago"], beat=beat, silent=silent, draining=row["draining"]),
+        paused=row["paused"],
+        heard_seconds_ago=row["heard_seconds_ago"],
+        runs=row["runs"],
+        slots=row["slots"],
+        version=row["version"],
+        how=row["how"].strip('[]"'),
+    )
+
+
+def _components(states: Row, permits: Row, drivers: Sequence[DriverLine], latency: float) -> list[Component]:
+    drift, lapsed = permits["drift"], permits["lapsed"]
+    oldest = states["oldest_queued_seconds"]
+    return [
+        Component("Database", "good", f"{latency * 1000:.0f} ms", f"PostgreSQL {states['server_version'].split()[0]}"),
+        Component(
+            "Conservation",
+            "bad" if drift else "good",
+            f"{drift} drifting" if drift else "exact",
+            "counters = permits" if not drift else "run manage.py doctor",
+        ),
+        Component(
+            "Permits held",
+            "warn" if lapsed else "good",
+            f"{permits['permits']:,}",
+            f"{lapsed} lapsed" if lapsed else "",
+        ),
+        _fleet_health("Replicas", [d for d in drivers if d.kind == "replica"], needed=True),
+        _fleet_health("Runners", [d for d in drivers if d.kind == "runner"], needed=False),
+        Component("Longest wait", "wait" if oldest else "good", "nobody waits" if oldest is None else span(oldest)),
+        Component(
+            "Redis", "good" if settings.REDIS_URL else "mute", "configured" if settings.REDIS_URL else "not set"
+        ),
+    ]
+
+
+def _fleet_health(name: str, drivers: Sequence[DriverLine], *, needed: bool) -> Component:
+    counted = {health: sum(d.health == health for d in drivers) for health in ("draining", "late", "silent")}
+    live = sum(d.health == "live" for d in drivers)
+    tone = "bad" if counted["silent"] or (needed and not drivers) else "warn" if counted["late"] else "good"
+    note = ", ".join(f"{count} {health}" for health, count in counted.items() if count)
+    return Component(name, tone if drivers or needed else "mute", f"{live} live" if drivers else "none", note)
+
+
+def _chart(minutes: Sequence[Row]) -> list[MinuteBar]:
+    """The last hour, newest minute on the right; what did not succeed stands on top of what did."""
+    most = max((row["good"] + row["other"] for row in minutes), default=0)
+    bars = []
+    for row in minutes:
+        good, other = CHART_HEIGHT * row["good"] / most, CHART_HEIGHT * row["other"] / most
+        bars.append(
+            MinuteBar(
+                left=4 * max(MINUTES - 1 - row["minutes_ago"], 0),
+                good_top=f"{CHART_HEIGHT - good:.1f}",
+                good_height=f"{good:.1f}",
+                other_top=f"{CHART_HEIGHT - good - other:.1f}",
+                other_height=f"{other:.1f}",
+            )
+        )
+    return bars

@@ -1,0 +1,1 @@
+"""REST over replicas. Operators only: a tenant has no business with the fleet's machines."""

@@ -1,0 +1,185 @@
+"""The agent: one driver of one machine, over REST. Plain Python, no database.
+
+At start it proves its token, removes what an earlier life left on this machine and returns what the ledger says it
+holds; then it works until it is told to stop. SIGTERM drains: what runs is finished, nothing new begins. A second one
+stops what runs. Server outages are worked through: what runs goes on and is reported when the server is back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from types import FrameType
+from typing import TypeVar
+
+from runners.agent.assignment import Verdict
+from runners.agent.backoff import Backoff, jittered
+from runners.agent.clock import now
+from runners.agent.control import ControlUnavailable
+from runners.agent.driver import Driver
+from runners.agent.events import OnEvent, guarded, log_event
+from runners.agent.executors.base import Executor, ExecutorError
+from runners.agent.http_control import HttpControl
+from runners.transport import ApiError, Transport
+
+T = TypeVar("T")
+
+TICK_SECONDS = 0.2
+LIFE_SIGN_SECONDS = 5.0
+STOP_SECONDS = 60.0
+LABEL_DRIVER = "wharfinger.driver"
+
+
+class ExitCode(IntEnum):
+    """How an agent ends; 75 to 78 as in sysexits.h, which init systems know."""
+
+    DONE = 0
+    """Stopped as asked; nothing is left."""
+    UNCONFIRMED = 75
+    """Stopped, but not everything was confirmed gone or reported in time. Starting again cleans up."""
+    CREDENTIAL = 77
+    """The token is dead. Enrol anew; starting again is of no use."""
+    CONFIGURATION = 78
+    """The executor cannot work here, or the server refuses this version. Starting again is of no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """What this machine offers. None: not bounded here."""
+
+    slots: int = 1
+    memory_mib: int | None = None
+    cpu: float | None = None
+
+
+class Agent:
+    """Runs until a signal, a drain asked for by the server, or the death of its token."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        make_executor: Callable[[], Executor],
+        settings: AgentSettings,
+        on_event: OnEvent = log_event,
+    ) -> None:
+        self._make_executor = make_executor
+        self._settings = settings
+        self._on_event = guarded(on_event)
+        self._control = HttpControl(Transport(url, token))
+        # Names this runner on the machine, whatever the server's numbers: two fleets may use one daemon.
+        self._labels = {LABEL_DRIVER: "runner-" + hashlib.sha256(token.encode()).hexdigest()[:16]}
+        self._stop = threading.Event()
+        self._stop_now = threading.Event()
+        self._ended = threading.Event()
+
+    def run(self) -> int:
+        """Until stopped; returns the exit code. Call it on the main thread, it handles the signals."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        try:
+            executor = self._make_executor()
+            if not self._introduce():
+                return ExitCode.CREDENTIAL if self._control.revoked else ExitCode.DONE
+        except (ExecutorError, ApiError) as error:
+            self._on_event("driver_error", error=str(error))
+            return ExitCode.CONFIGURATION
+        try:
+            self._clean_up(executor)
+        except (ExecutorError, ApiError) as error:
+            self._on_event("driver_error", error=str(error))
+            return ExitCode.UNCONFIRMED
+        return self._work(executor)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+
+    def _introduce(self) -> bool:
+        """Until the server answers. False: stopped before, or the token is dead."""
+        answer = self._patiently(self._control.introduce)
+        if answer is None:
+            return False
+        self._on_event("connected", runner=answer["id"], name=answer["name"], mode=answer["mode"])
+        return True
+
+    def _clean_up(self, executor: Executor) -> None:
+        """Executions of an earlier life first: a run may be returned only when nothing of it is left."""
+        if swept := executor.sweep(self._labels):
+            self._on_event("swept", executions=swept)
+        left = self._patiently(self._control.held) or []
+        if left:
+            keys = [key for key, _ in left]
+            self._patiently(lambda: self._control.give_back(keys, "agent restarted"))
+            self._on_event("returned", runs=len(left))
+
+    def _patiently(self, call: Callable[[], T]) -> T | None:
+        backoff = Backoff(0.5, 30.0)
+        while not self._stop.is_set():
+            try:
+                return call()
+            except ControlUnavailable as error:
+                self._on_event("control_unavailable", error=str(error))
+                if self._control.revoked:
+                    return None
+                self._stop.wait(backoff.delay())
+        return None
+
+    def _work(self, executor: Executor) -> int:
+        driver = Driver(
+            self._control,
+            executor,
+            slots=self._settings.slots,
+            labels=self._labels,
+            memory_mib=self._settings.memory_mib,
+            cpu=self._settings.cpu,
+            heartbeat_seconds=self._control.heartbeat_seconds or 30.0,
+            poll_seconds=self._control.poll_seconds or 1.0,
+            on_event=self._on_event,
+        )
+        self._control.on_verdict = driver.apply
+        driver.start()
+        life = threading.Thread(target=self._show_life, args=(driver,), name="life", daemon=True)
+        life.start()
+        while not (self._stop.wait(TICK_SECONDS) or self._control.revoked or self._control.mode == "draining"):
+            pass
+        self._stop.set()
+        code = self._abandon(driver) if self._control.revoked else self._goodbye(driver)
+        self._ended.set()
+        return code
+
+    def _show_life(self, driver: Driver) -> None:
+        """A full or paused driver asks for nothing; cancels and the server's wishes must reach it all the same."""
+        while not self._ended.wait(jittered(LIFE_SIGN_SECONDS)):
+            try:
+                self._control.heartbeat([])
+            except (ControlUnavailable, ApiError) as error:
+                self._on_event("control_unavailable", loop="life", error=str(error))
+
+    def _goodbye(self, driver: Driver) -> int:
+        self._on_event("draining", held=len(driver.held))
+        drained = False
+        while not (drained or self._stop_now.is_set() or self._control.revoked):
+            drained = driver.drain(TICK_SECONDS)
+        if self._control.revoked:
+            return self._abandon(driver)
+        if not drained:
+            self._on_event("stopping_now", held=len(driver.held))
+            drained = driver.stop_now(STOP_SECONDS)
+        self._on_event("stopped", drained=drained)
+        return ExitCode.DONE if drained else ExitCode.UNCONFIRMED
+
+    def _abandon(self, driver: Driver) -> int:
+        """The token is dead: its runs are others' by now. Stop everything, report nothing."""
+        until = now() + STOP_SECONDS
+        while driver.held and now() < until:
+            for key in driver.held:
+                driver.apply(key, Verdict.SUPERSEDED)
+            driver.drain(TICK_SECONDS)
+        self._on_event("abandoned", left=len(driver.held))
+        return ExitCode.CREDENTIAL

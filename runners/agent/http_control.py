@@ -1,0 +1,188 @@
+"""The control plane over REST: what an agent on somebody else's machine speaks.
+
+Every call of the protocol may be repeated; the driver does that, with back-off. Nothing is repeated here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from admission.spec import parse_spec
+from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
+from runners.agent.control import ControlUnavailable, LogOffset, Superseded
+from runners.transport import ApiError, Transport, Unreachable, decoded
+
+MAX_DETAIL = 4000
+MAX_REASON = 60
+_NO_CONTENT, _UNAUTHORIZED, _CONFLICT, _RANGE, _TOO_MANY = 204, 401, 409, 416, 429
+
+OnVerdict = Callable[[RunKey, Verdict], None]
+
+
+class HttpControl:
+    """Implements `runners.agent.control.Control`. Used by many threads.
+
+    `on_verdict` hears of cancels that came with any answer. `mode` is what the server wants of this runner, `revoked`
+    turns true when its token is dead.
+    """
+
+    def __init__(self, transport: Transport, on_verdict: OnVerdict | None = None) -> None:
+        self.mode = "active"
+        self.revoked = False
+        self.heartbeat_seconds: float | None = None
+        self.poll_seconds: float | None = None
+        self.on_verdict = on_verdict
+        self._transport = transport
+        self._job_tokens: dict[RunKey, str] = {}
+        self._lock = threading.Lock()
+
+    def introduce(self) -> dict[str, Any]:
+        """Ask the server who this is: proves the token, and brings the intervals."""
+        answer: dict[str, Any] = self._call("GET", "/runner")
+        return answer
+
+    def held(self) -> list[tuple[RunKey, str]]:
+        """Everything the ledger says this runner holds, with its state."""
+        listed = self._call("GET", "/runner/holds")["assignments"]
+        return [(RunKey(item["run"], item["epoch"]), str(item["state"])) for item in listed]
+
+    def claim(self, request_id: str, capacity: Capacity) -> Sequence[Assignment]:
+        """Ask for runs; one whose specification this version cannot read is reported as such, not executed."""
+        body = {
+            "request_id": request_id,
+            "slots": capacity.slots,
+            "memory_mib": capacity.memory_mib,
+            "cpu": capacity.cpu,
+        }
+        answer = self._call("POST", "/runner/claims", json=body)
+        given = [self._assignment(item) for item in answer["assignments"]] if answer else []
+        return [assignment for assignment in given if assignment is not None]
+
+    def start(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
+        """Say that these are about to be executed."""
+        return self._verdicts("/runner/starts", {"runs": [_named(key) for key in keys]})
+
+    def heartbeat(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
+        """Renew leases and permits of exactly these; of none, it is a sign of life that brings cancels."""
+        return self._verdicts("/runner/heartbeats", {"runs": [_named(key) for key in keys]})
+
+    def append_log(self, key: RunKey, offset: int, data: bytes) -> int:
+        """Store log bytes; returns where the next begin."""
+        with self._lock:
+            token = self._job_tokens.get(key, "")
+        try:
+            answer = self._call(
+                "POST",
+                f"/runner/runs/{key.run}/logs",
+                data=data,
+                params={"epoch": key.epoch, "offset": offset},
+                headers={"Job-Token": token, "Content-Type": "application/octet-stream"},
+            )
+        except ApiError as error:
+            if error.status == _RANGE:
+                raise LogOffset(int(error.problem["stored"])) from error
+            if error.status == _CONFLICT or error.code == "bad_job_token":
+                raise Superseded(str(error)) from error
+            raise
+        if answer["verdict"] == Verdict.CANCEL:
+            self._tell(key, Verdict.CANCEL)
+        return int(answer["stored"])
+
+    def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
+        """Report ends."""
+        verdicts = self._verdicts("/runner/results", {"results": [_result(result) for result in results]})
+        self._forget(verdicts)
+        return verdicts
+
+    def give_back(self, keys: Sequence[RunKey], reason: str) -> None:
+        """Return runs of which nothing is left here."""
+        returned = [{**_named(key), "ending": "returned", "reason": _text(reason, MAX_REASON)} for key in keys]
+        self._verdicts("/runner/results", {"results": returned})
+        self._forget(keys)
+
+    def _assignment(self, item: Mapping[str, Any]) -> Assignment | None:
+        key = RunKey(item["run"], item["epoch"])
+        try:
+            spec = parse_spec(item["spec"])
+        except ValidationError as error:
+            detail = f"this runner's version cannot read the specification: {error}"
+            unreadable = {"ending": "failed", "reason": "invalid_spec", "detail": _text(detail, MAX_DETAIL)}
+            self._verdicts("/runner/results", {"results": [{**_named(key), **unreadable}]})
+            return None
+        with self._lock:
+            self._job_tokens[key] = item["job_token"]
+        return Assignment(
+            run=key.run,
+            epoch=key.epoch,
+            attempt=item["attempt"],
+            tenant=item["tenant"],
+            spec=spec,
+            job_token=item["job_token"],
+            secrets=dict(item["secrets"]),
+        )
+
+    def _verdicts(self, path: str, body: Mapping[str, Any]) -> dict[RunKey, Verdict]:
+        listed = self._call("POST", path, json=body)["verdicts"]
+        return {RunKey(item["run"], item["epoch"]): Verdict(item["verdict"]) for item in listed}
+
+    def _forget(self, keys: Sequence[RunKey] | Mapping[RunKey, Verdict]) -> None:
+        with self._lock:
+            for key in keys:
+                self._job_tokens.pop(key, None)
+
+    def _call(self, method: str, path: str, **parts: Any) -> Any:
+        try:
+            answer = self._answer(method, path, parts)
+        except Unreachable as error:
+            raise ControlUnavailable(str(error)) from error
+        except ApiError as error:
+            if error.status == _UNAUTHORIZED and error.code != "bad_job_token":
+                self.revoked = True
+                raise ControlUnavailable(str(error)) from error
+            if error.status == _TOO_MANY:
+                raise ControlUnavailable(str(error)) from error
+            raise
+        if answer is not None:
+            self._note(answer)
+        return answer
+
+    def _answer(self, method: str, path: str, parts: Mapping[str, Any]) -> Any:
+        response = self._transport.call(method, path, **parts)
+        if response.status_code == _NO_CONTENT:
+            self.mode = response.headers.get("Runner-Mode", self.mode)
+            return None
+        return decoded(response)
+
+    def _note(self, answer: Mapping[str, Any]) -> None:
+        self.mode = answer.get("mode", self.mode)
+        self.heartbeat_seconds = answer.get("heartbeat_seconds", self.heartbeat_seconds)
+        self.poll_seconds = answer.get("poll_seconds", self.poll_seconds)
+        for item in answer.get("cancel", []):
+            self._tell(RunKey(item["run"], item["epoch"]), Verdict.CANCEL)
+
+    def _tell(self, key: RunKey, verdict: Verdict) -> None:
+        if self.on_verdict is not None:
+            self.on_verdict(key, verdict)
+
+
+def _named(key: RunKey) -> dict[str, int]:
+    return {"run": key.run, "epoch": key.epoch}
+
+
+def _result(result: Result) -> dict[str, Any]:
+    return {
+        **_named(result.key),
+        "ending": result.ending.value,
+        "reason": _text(result.reason, MAX_REASON),
+        "detail": _text(result.detail, MAX_DETAIL),
+        "exit_code": result.exit_code,
+    }
+
+
+def _text(text: str, most: int) -> str:
+    """What a JSON document and the database can hold: a result must never be refused for its wording."""
+    return text[:most].replace("\x00", "\ufffd").encode("utf-8", "replace").decode()

@@ -1,0 +1,166 @@
+"""The `wharfinger` command: submit runs, look at them, and make machines into runners. Plain Python, no Django."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from runners.cli import runner
+from runners.cli.config import choose, load_config, read_secret
+from runners.cli.output import Exit, err, fail, guarded, print_json, print_table
+from runners.cli.submit import run_file, run_single
+from runners.client import Client
+from runners.transport import ApiError
+
+app = typer.Typer(
+    help="Submit container runs to a Wharfinger control plane, and look at them.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+app.add_typer(runner.app, name="runner")
+
+Url = Annotated[str | None, typer.Option(envvar="WHARFINGER_URL", help="Address of the control plane.")]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", help="File with the token; else WHARFINGER_TOKEN(_FILE), else login's.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+
+
+def client(url: str | None, token_file: Path | None) -> Client:
+    """The server that flags, environment or the stored login name."""
+    return guarded(lambda: Client(*choose(url, token_file)))
+
+
+@app.command()
+def login(url: Annotated[str, typer.Option(envvar="WHARFINGER_URL", help="Address of the control plane.")]) -> None:
+    """Store address and token for later commands. The token is asked for, or read from standard input."""
+    token = read_secret("WHARFINGER_TOKEN")
+    if not token:
+        token = typer.prompt("Token", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline().strip()
+
+    def store() -> None:
+        next(iter(Client(url, token).runs(most=1)), None)  # proves address and token before they are stored
+        load_config().with_login(url, token).save()
+
+    guarded(store)
+    err.print(f"logged in; stored in {load_config().path}")
+
+
+@app.command()
+def submit(  # noqa: PLR0913, PLR0917 - options, each by its name
+    command: Annotated[list[str] | None, typer.Argument(help="One run's command, after --.")] = None,
+    file: Annotated[str | None, typer.Option(help="Runs as JSON lines; - is standard input.")] = None,
+    batch: Annotated[str, typer.Option(help="Name of the batch; without it the file's name.")] = "",
+    again: Annotated[bool, typer.Option("--again", help="Submit anew what was submitted before.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until all ended; exit code 1 unless all succeeded.")] = False,
+    image: Annotated[str, typer.Option(help="Image of the one run.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the one run.")] = "",
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a file of runs, or one run.
+
+    A wrong line is reported with its number and reason and does not hinder the others; the exit code is 2 then.
+    Repeating the same file submits nothing twice.
+
+    wharfinger submit --file runs.jsonl --batch evening --wait
+
+    wharfinger submit --image python:3-slim -- python -c 'print(1)'
+    """
+    if bool(file) == bool(command):
+        fail(Exit.WRONG_INPUT, "give either --file runs.jsonl, or one run's command after --")
+    calls = client(url, token_file)
+    if file:
+        if file != "-" and not Path(file).is_file():
+            fail(Exit.WRONG_INPUT, f"there is no file {file}")
+        named = batch or ("stdin" if file == "-" else Path(file).stem)
+        guarded(lambda: run_file(calls, file, named, again=again, wait=wait, as_json=as_json))
+        return
+    spec: dict[str, Any] = {"command": command or []}
+    spec |= {key: value for key, value in (("image", image), ("name", name)) if value}
+    guarded(lambda: run_single(calls, spec, wait=wait, as_json=as_json))
+
+
+@app.command()
+def runs(  # noqa: PLR0917 - options, each by its name
+    state: Annotated[list[str] | None, typer.Option(help="Only these states; may be repeated.")] = None,
+    batch: Annotated[str | None, typer.Option(help="Only this batch, by name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only this name.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 50,
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, newest first."""
+    calls = client(url, token_file)
+    found = guarded(lambda: list(calls.runs(most=limit, state=state or None, batch_name=batch, name=name)))
+    if as_json:
+        print_json(found)
+        return
+    columns = ("id", "name", "state", "reason", "attempt", "exit_code", "driver_name", "created_at")
+    print_table(columns, ([run[column] for column in columns] for run in found))
+
+
+@app.command()
+def logs(
+    run: Annotated[int, typer.Argument(help="The run's id.")],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; without it the latest.")] = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Print a run's output."""
+    calls = client(url, token_file)
+    guarded(lambda: _print_log(calls, run, attempt, follow=follow))
+
+
+def _print_log(calls: Client, run: int, attempt: int | None, *, follow: bool) -> None:
+    shown = 0
+    for part in calls.follow_log(run, follow=follow, attempt=attempt):
+        if shown and part.attempt != shown:
+            err.print(f"[attempt {part.attempt}]", markup=False)
+        shown = part.attempt
+        sys.stdout.buffer.write(part.data)
+        sys.stdout.buffer.flush()
+
+
+@app.command()
+def cancel(
+    run: Annotated[list[int], typer.Argument(help="Ids of runs.")],
+    reason: Annotated[str, typer.Option(help="For the run's history.")] = "",
+    url: Url = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Cancel runs. A queued one ends at once, one that runs when its driver has stopped it."""
+    calls = client(url, token_file)
+    failed = False
+    for one in run:
+        try:
+            answer = calls.cancel(one, reason)
+        except ApiError as error:
+            err.print(f"run {one}: {error}", markup=False)
+            failed = True
+            continue
+        asked = "cancelled" if answer["state"] == "cancelled" else "cancel requested"
+        err.print(f"run {one}: {asked}")
+    if failed:
+        raise typer.Exit(Exit.FAILED)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    sys.stdout.write(runner.package_version() + "\n")
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app()
+    except BrokenPipeError:
+        # Whoever read our output has enough.
+        sys.exit(Exit.DONE)

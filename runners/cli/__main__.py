@@ -1,0 +1,5 @@
+"""`python -m runners.cli`."""
+
+from runners.cli import main
+
+main()

@@ -1,0 +1,119 @@
+"""Where the command line finds its server and its token: flag, then environment, then file."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+PRIVATE = 0o600
+
+
+class ConfigError(Exception):
+    """What is missing or wrong, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """What `runner enrol` stored."""
+
+    url: str = ""
+    token: str = ""
+    id: int = 0
+    name: str = ""
+    executor: str = ""
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One configuration file."""
+
+    path: Path
+    url: str = ""
+    token: str = ""
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+
+    def save(self) -> None:
+        """Write it, readable by its owner only from the first byte on."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = self.path.with_suffix(".new")
+        scratch.unlink(missing_ok=True)
+        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+        with os.fdopen(handle, "w") as file:
+            file.write(_toml({"url": self.url, "token": self.token}))
+            values = {name: getattr(self.runner, name) for name in RunnerConfig.__dataclass_fields__}
+            if self.runner.token:
+                file.write("\n[runner]\n" + _toml(values))
+        scratch.replace(self.path)
+
+    def with_login(self, url: str, token: str) -> Config:
+        """With another server and token."""
+        return replace(self, url=url, token=token)
+
+    def with_runner(self, runner: RunnerConfig) -> Config:
+        """With another runner."""
+        return replace(self, runner=runner)
+
+
+def _toml(values: dict[str, Any]) -> str:
+    # A JSON string is a TOML basic string, a JSON number a TOML number.
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items() if value)
+
+
+def config_path() -> Path:
+    """`WHARFINGER_CONFIG`, or the user's usual place."""
+    if given := os.environ.get("WHARFINGER_CONFIG"):
+        return Path(given)
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "wharfinger" / "config.toml"
+
+
+def runner_config_path() -> Path:
+    """A directory of its own where `WHARFINGER_RUNNER_STATE` names one: several runners on one machine."""
+    if given := os.environ.get("WHARFINGER_RUNNER_STATE"):
+        return Path(given) / "config.toml"
+    return config_path()
+
+
+def load_config(path: Path | None = None) -> Config:
+    """The file, or an empty configuration where there is none."""
+    path = path or config_path()
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return Config(path)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}. Correct it, or log in anew.") from error
+    known = {name: v for name, v in values.get("runner", {}).items() if name in RunnerConfig.__dataclass_fields__}
+    return Config(path, str(values.get("url", "")), str(values.get("token", "")), RunnerConfig(**known))
+
+
+def read_secret(name: str, file: Path | None = None) -> str:
+    """A secret from a file, from the variable, or from the file that `<name>_FILE` names; never from an argument."""
+    if file is None and (text := os.environ.get(name)):
+        return text.strip()
+    path = file or (Path(given) if (given := os.environ.get(f"{name}_FILE")) else None)
+    if path is None:
+        return ""
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"the token file {path} cannot be read: {error.strerror}.") from error
+
+
+def choose(url: str | None, token_file: Path | None) -> tuple[str, str]:
+    """Server and token of a tenant's or an operator's call."""
+    config = load_config()
+    address = url or config.url
+    token = read_secret("WHARFINGER_TOKEN", token_file) or config.token
+    if not address:
+        raise ConfigError("No server is named. Set WHARFINGER_URL, give --url, or run: wharfinger login --url …")
+    if not token:
+        raise ConfigError(
+            "No token. Set WHARFINGER_TOKEN or WHARFINGER_TOKEN_FILE, or run: wharfinger login (it asks for it)."
+        )
+    return address, token

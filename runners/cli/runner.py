@@ -1,0 +1,188 @@
+"""`wharfinger runner …`: make this machine a runner, and run it."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from runners.agent.agent import Agent, AgentSettings
+from runners.agent.executors.base import Executor, ExecutorError
+from runners.cli.config import ConfigError, RunnerConfig, load_config, read_secret, runner_config_path
+from runners.cli.output import Exit, WrongInput, err, fail, guarded, print_json
+from runners.cli.telling import Telling
+from runners.transport import Transport, Unreachable
+
+app = typer.Typer(help="Make this machine a runner, and run it.", no_args_is_help=True)
+
+ENROL_SECONDS = 30.0
+
+Url = Annotated[str | None, typer.Option(envvar="WHARFINGER_URL", help="Address of the control plane.")]
+Name = Annotated[str, typer.Option(envvar="WHARFINGER_RUNNER_NAME", help="How the fleet shows this machine.")]
+Slots = Annotated[int, typer.Option(envvar="WHARFINGER_RUNNER_SLOTS", min=1, max=1000, help="Runs at once.")]
+ExecutorName = Annotated[
+    str, typer.Option(envvar="WHARFINGER_EXECUTOR", help="docker; or process, for trusted code only.")
+]
+Labels = Annotated[list[str] | None, typer.Option("--label", help="name=value; may be repeated.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option("--token-file", help="File with the enrolment token; else WHARFINGER_ENROLMENT_TOKEN(_FILE)."),
+]
+
+
+def package_version() -> str:
+    """Of this program."""
+    try:
+        return version("wharfinger")
+    except PackageNotFoundError:
+        return "from source"
+
+
+@app.command()
+def enrol(  # noqa: PLR0917 - options, each by its name
+    url: Url = None,
+    name: Name = "",
+    slots: Slots = 1,
+    executor: ExecutorName = "docker",
+    label: Labels = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Trade an enrolment token for this machine's own token, and store that."""
+    secret = guarded(lambda: read_secret("WHARFINGER_ENROLMENT_TOKEN", token_file))
+    stored = guarded(lambda: enrol_machine(url, secret, name, slots, executor, labels=label or []))
+    err.print(f"enrolled as runner {stored.id} ({stored.name}); next: wharfinger runner run")
+
+
+def enrol_machine(
+    url: str | None, secret: str, name: str, slots: int, executor: str, *, labels: list[str]
+) -> RunnerConfig:
+    """Enrol and store. Repeated only while certainly nothing was sent: each use of the token counts."""
+    config = load_config(runner_config_path())
+    address = url or config.url
+    if not address:
+        raise ConfigError("No server is named. Set WHARFINGER_URL or give --url.")
+    if not secret:
+        raise ConfigError("No enrolment token. An operator issues one; put it into WHARFINGER_ENROLMENT_TOKEN.")
+    host = platform.node()
+    body = {
+        "token": secret,
+        "name": name or host or "runner",
+        "slots": slots,
+        "executors": [executor],
+        "labels": _labels(labels),
+        "version": package_version()[:40],
+        "host": host[:200],
+    }
+    answer = _while_nobody_listens(lambda: Transport(address).json("POST", "/runners/enrol", json=body))
+    runner = RunnerConfig(address, answer["token"], answer["id"], answer["name"], executor, slots)
+    config.with_runner(runner).save()
+    return runner
+
+
+def _labels(given: list[str]) -> dict[str, str]:
+    labels = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise WrongInput(f"--label {text!r} is not of the form name=value")
+        labels[name] = value
+    return labels
+
+
+def _while_nobody_listens(send: Callable[[], Any]) -> Any:
+    until = time.monotonic() + ENROL_SECONDS
+    while True:
+        try:
+            return send()
+        except Unreachable as error:
+            if error.sent or time.monotonic() > until:
+                raise
+        time.sleep(0.5)
+
+
+@app.command()
+def run(  # noqa: PLR0917 - options, each by its name
+    url: Url = None,
+    name: Name = "",
+    slots: Annotated[int, typer.Option(envvar="WHARFINGER_RUNNER_SLOTS", min=0, max=1000, help="Runs at once.")] = 0,
+    executor: Annotated[str, typer.Option(envvar="WHARFINGER_EXECUTOR", help="As enrolled, unless given.")] = "",
+    memory_mib: Annotated[int, typer.Option(min=0, help="Memory for runs; 0: not bounded here.")] = 0,
+    cpu: Annotated[float, typer.Option(min=0, help="Processors for runs; 0: not bounded here.")] = 0,
+    image_aliases: Annotated[
+        str, typer.Option(envvar="WHARFINGER_IMAGE_ALIASES", help="name=other,…: where an image is not to be had.")
+    ] = "",
+) -> None:
+    """Execute runs until stopped. SIGTERM or Ctrl-C drains, a second one stops what runs.
+
+    Exit codes: 0 stopped as asked; 75 something was not confirmed gone in time; 77 the token is dead; 78 the executor
+    cannot work here.
+    """
+    stored = guarded(lambda: load_config(runner_config_path())).runner
+    if not stored.token:
+        stored = guarded(lambda: _enrol_first(url, name, slots or 1, executor or "docker"))
+    chosen = executor or stored.executor or "docker"
+    aliases = guarded(lambda: _aliases(image_aliases))
+    settings = AgentSettings(slots or stored.slots or 1, memory_mib or None, cpu or None)
+    telling = Telling()
+    agent = Agent(url or stored.url, stored.token, lambda: make_executor(chosen, aliases), settings, telling)
+    raise typer.Exit(int(agent.run()))
+
+
+def _enrol_first(url: str | None, name: str, slots: int, executor: str) -> RunnerConfig:
+    secret = read_secret("WHARFINGER_ENROLMENT_TOKEN")
+    if not secret:
+        raise ConfigError(
+            f"This machine is not enrolled ({runner_config_path()} has no runner). Run: wharfinger runner enrol"
+        )
+    return enrol_machine(url, secret, name, slots, executor, labels=[])
+
+
+def _aliases(text: str) -> dict[str, str]:
+    aliases = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, separator, other = part.partition("=")
+        if not separator or not name or not other:
+            raise WrongInput(f"image alias {part!r} is not of the form name=other")
+        aliases[name] = other
+    return aliases
+
+
+def make_executor(name: str, aliases: dict[str, str]) -> Executor:
+    """Raises ExecutorError where it cannot work here. Imported late: the process executor needs no Docker client."""
+    if name == "docker":
+        from runners.agent.executors.docker import DockerExecutor  # noqa: PLC0415
+
+        return DockerExecutor(image_aliases=aliases)
+    if name != "process":
+        raise ExecutorError(f"there is no executor {name!r}; choose docker or process")
+    from runners.agent.executors.process import ProcessExecutor  # noqa: PLC0415
+
+    return ProcessExecutor()
+
+
+@app.command()
+def status(
+    url: Url = None, as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False
+) -> None:
+    """Ask the server what it knows of this runner."""
+    stored = guarded(lambda: load_config(runner_config_path())).runner
+    if not stored.token:
+        fail(Exit.CONFIGURATION, f"this machine is not enrolled ({runner_config_path()} has no runner)")
+    transport = guarded(lambda: Transport(url or stored.url, stored.token))
+    answer = guarded(lambda: {**transport.json("GET", "/runner"), "holds": _held(transport)})
+    if as_json:
+        print_json(answer)
+        return
+    err.print(f"runner {answer['id']} ({answer['name']}): {answer['mode']}, {answer['slots']} slots")
+    for hold in answer["holds"]:
+        err.print(f"  run {hold['run']} of {hold['tenant']}: {hold['state']}, attempt {hold['attempt']}")
+
+
+def _held(transport: Transport) -> list[dict[str, Any]]:
+    listed = transport.json("GET", "/runner/holds")["assignments"]
+    return [{name: item[name] for name in ("run", "epoch", "attempt", "tenant", "state")} for item in listed]

@@ -1,0 +1,119 @@
+"""Tenants and quotas over REST."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from admission.models import Tenant
+from controlplane.core.models import AuditEntry
+from tests import ledger
+from tests.api.conftest import Caller
+
+pytestmark = pytest.mark.django_db
+
+
+def test_an_operator_makes_and_changes_tenants(operator: Caller) -> None:
+    made = operator.post("/tenants", {"slug": "acme", "name": "Acme", "weight": 1.5, "reason": "new customer"})
+    assert made.status_code == 201
+    assert made.json()["weight"] == "1.500"
+    assert operator.post("/tenants", {"slug": "acme"}).status_code == 409
+    changed = operator.patch("/tenants/acme", {"weight": "2.5", "queue_depth": 10}).json()
+    assert (changed["weight"], changed["queue_depth"], changed["name"]) == ("2.500", 10, "Acme")
+    cleared = operator.patch("/tenants/acme", {"queue_depth": None}).json()
+    assert (cleared["queue_depth"], cleared["weight"]) == (None, "2.500")
+    assert AuditEntry.objects.filter(subject="acme", verb="create", reason="new customer").exists()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"slug": "A B"},
+        {"slug": "a", "weight": 0},
+        {"slug": "a", "weight": "x"},
+        {"slug": "a", "weight": True},
+        {"slug": "a", "weight": 1e12},
+        {"slug": "a", "queue_depth": -1},
+        {"slug": "a", "queue_depth": 2**31},
+        {"slug": "a", "has_quota": True},
+    ],
+)
+def test_wrong_tenants_are_refused(operator: Caller, body: Any) -> None:
+    assert operator.post("/tenants", body).status_code == 400
+    assert not Tenant.objects.exists()
+
+
+@pytest.mark.parametrize("body", [{}, {"slug": "other"}, {"in_flight": 3}, {"weight": -1}, {"reason": "x"}])
+def test_wrong_changes_are_refused(operator: Caller, tenant: Caller, body: Any) -> None:
+    assert operator.patch(f"/tenants/{tenant.tenant.slug}", body).status_code == 400
+
+
+@pytest.mark.rule("A26")
+def test_pause_and_resume(operator: Caller, tenant: Caller) -> None:
+    path = f"/tenants/{tenant.tenant.slug}"
+    assert operator.post(f"{path}/pause", {}).status_code == 400  # a reason is asked for
+    paused = operator.post(f"{path}/pause", {"reason": "audit", "resume_at": "2100-01-01T00:00:00Z"}).json()
+    assert (paused["pause_note"], paused["resume_at"]) == ("audit", "2100-01-01T00:00:00Z")
+    assert operator.post(f"{path}/resume").json()["paused_at"] is None
+    assert tenant.post(f"{path}/pause", {"reason": "x"}).status_code == 403
+
+
+@pytest.mark.rule("O3")
+def test_a_quota_is_changed_only_as_it_was_seen(operator: Caller, tenant: Caller) -> None:
+    path = f"/tenants/{tenant.tenant.slug}/quota"
+    seen = operator.get(path)
+    assert (seen.json()["limit"], seen["ETag"]) == (None, '"none"')
+    first = operator.put(path, {"limit": 3, "reason": "start"}, **{"If-Match": seen["ETag"]})
+    assert (first.status_code, first["ETag"]) == (200, '"3"')
+    stale = operator.put(path, {"limit": 9}, **{"If-Match": seen["ETag"]})
+    assert (stale.status_code, stale.json()["code"]) == (412, "precondition_failed")
+    assert operator.get(path).json()["limit"] == 3
+    assert operator.delete(path, **{"If-Match": '"7"'}).status_code == 412
+    removed = operator.delete(f"{path}?reason=done", **{"If-Match": first["ETag"]})
+    assert (removed.status_code, removed.json()["limit"], removed["ETag"]) == (200, None, '"none"')
+
+
+def test_a_quota_without_if_match_is_the_last_word(operator: Caller, tenant: Caller) -> None:
+    path = f"/tenants/{tenant.tenant.slug}/quota"
+    assert operator.put(path, {"limit": 3}).status_code == 200
+    assert operator.put(path, {"limit": 4}, **{"If-Match": "*"}).json()["before"] == 3
+
+
+@pytest.mark.rule("A15")
+def test_the_answer_says_what_the_change_meets(operator: Caller, tenant: Caller, make_driver: Any) -> None:
+    path = f"/tenants/{tenant.tenant.slug}/quota"
+    operator.put(path, {"limit": 5})
+    ledger.submit(tenant.tenant, 4)
+    ledger.admit_all(make_driver())
+    preview = operator.put(f"{path}?dry_run=true", {"limit": 1}).json()
+    assert (preview["applied"], preview["over"]) == (False, 3)
+    assert operator.get(path).json()["limit"] == 5
+    done = operator.put(path, {"limit": 1, "reason": "less"}).json()
+    assert (done["applied"], done["sentence"]) == (True, "4 in use, new limit 1: 3 over, nothing is killed.")
+    entry = AuditEntry.objects.filter(verb="set_quota").first()
+    assert entry is not None
+    assert (entry.before, entry.reason, entry.after) == ({"quota": 5}, "less", {"quota": 1, "in_flight": 4})
+    assert entry.user_id is not None
+
+
+@pytest.mark.parametrize("limit", [-1, 2**31, 1.5, "3", True, None, "x", [], 10**400])
+def test_a_wrong_limit_is_refused(operator: Caller, tenant: Caller, limit: Any) -> None:
+    assert operator.put(f"/tenants/{tenant.tenant.slug}/quota", {"limit": limit}).status_code == 400
+
+
+def test_a_tenant_sees_its_own_quota(tenant: Caller, stranger: Caller) -> None:
+    assert tenant.get(f"/tenants/{tenant.tenant.slug}/quota").status_code == 200
+    assert stranger.get(f"/tenants/{tenant.tenant.slug}/quota").status_code == 404
+
+
+@pytest.mark.parametrize("quota", [None, 5])
+def test_a_tenants_use_is_shown_with_and_without_a_quota(
+    make_driver: Any, operator: Caller, quota: int | None
+) -> None:
+    made = ledger.make_tenant(quota=quota)
+    ledger.submit(made, 2, weight=2)
+    ledger.admit_all(make_driver())
+    shown = operator.get(f"/tenants/{made.slug}").json()
+    assert (shown["quota"], shown["in_flight"]) == (quota, 4)
