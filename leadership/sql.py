@@ -175,6 +175,12 @@ FROM unnest(%(loops)s::text[], %(gates)s::text[], %(seconds)s::float8[], %(whys)
 ORDER BY loop
 ON CONFLICT (loop, place) DO UPDATE SET gate = excluded.gate, seconds = excluded.seconds, why = excluded.why
 """
+# Of processes that are gone. Index: none needed, the table is small.
+DELETE_SEEN: Final = """
+DELETE FROM leadership_loopseen WHERE id IN (
+    SELECT id FROM leadership_loopseen
+    WHERE place <> '' AND last_at < statement_timestamp() - make_interval(secs => %(age)s) LIMIT %(limit)s)
+"""
 FORGET_LOOPS: Final = "DELETE FROM leadership_loopseen WHERE NOT loop = ANY(%(loops)s)"
 
 # A local loop's last run in one process. Index: loop_place.
