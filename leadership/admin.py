@@ -1,4 +1,4 @@
-"""Who leads, the history of terms, the loops with their last runs, their executions, and effects outside the database."""
+"""Who leads, the history of terms, the loops with their runs, and effects outside the database."""
 
 # ruff: noqa: D102 - a column says what it is by its description
 
@@ -38,7 +38,7 @@ def _preview_step_down(leases: Sequence[Any], _: Mapping[str, Any]) -> Preview:
     settings = conf()
     lines = [
         f"{lease.holder_name or 'Nobody'} leads {lease.role} in term {lease.term}. It gives the lease back within "
-        f"{settings.leader_tick_seconds:g} s; if it is stuck, the lease runs out in {max(lease.seconds_left, 0):.0f} s."
+        f"{settings.leader_tick_seconds:g} s; stuck, it is replaced in {max(lease.seconds_left, 0):.0f} s."
         for lease in leases
     ]
     return Preview(lines, standing={lease.pk: lease.term for lease in leases})
@@ -77,7 +77,7 @@ RUN_NOW = Verb(
     label="Run now",
     permission="leadership.run_loop",
     perform=_run_now,
-    explain="One extra run under the term in force. A loop that is waiting or running is refused: it never overlaps itself.",
+    explain="One extra run under the term in force. Refused while one is waiting or running.",
     applies=lambda loop: loop.gate == Gate.LEADER,
     many=False,
     icon="play_arrow",
@@ -166,14 +166,22 @@ class LoopAdmin(ReadOnlyAdmin):
     list_display = ("loop", "gate_badge", "every", "state", "last", "took", "ran_at", "outcome", "why")
     list_filter = ("gate",)
     ordering = ("gate", "loop")
-    fields = (("loop", "gate_badge", "every"), ("state", "last", "took"), ("ran_at", "outcome"), "trouble", "why", "runs")
+    fields = (
+        ("loop", "gate_badge", "every"),
+        ("state", "last", "took"),
+        ("ran_at", "outcome"),
+        "trouble",
+        "why",
+        "runs",
+    )
     empty_list_hint = "Loops are declared by the first replica that starts: manage.py replica."
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[LoopSeen]:
         """One row a loop, with its newest run: of the fleet where it is gated, else of any process."""
         queryset: QuerySet[LoopSeen] = super().get_queryset(request).filter(place="")
         fires = Fire.objects.filter(loop=OuterRef("loop")).order_by("-fire_at")
-        own = LoopSeen.objects.filter(loop=OuterRef("loop")).exclude(place="").order_by(F("last_at").desc(nulls_last=True))
+        own = LoopSeen.objects.filter(loop=OuterRef("loop")).exclude(place="")
+        own = own.order_by(F("last_at").desc(nulls_last=True))
         return queryset.annotate(
             fire_state=Subquery(fires.values("state")[:1]),
             fire_last=Subquery(fires.values("fire_at")[:1]),

@@ -1,8 +1,8 @@
 """One process's part in the election: looks, wins, renews, steps down, hands back.
 
 The database decides by its own clock (statements L1 to L3); here is only when to ask, and what may be believed. Belief
-begins when an accepted query's answer is in, and lasts `lease - renewal` from before that query was sent. Without belief
-nothing is renewed: a holder that lost answers lets its lease run out, so that somebody leads again.
+begins when an accepted query's answer is in, and lasts `lease - renewal` from before that query was sent. Without
+belief nothing is renewed: a holder that lost answers lets its lease run out, so that somebody leads again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Leases and loops, for operators. In this app: leadership and admission, which knows who calls, do not know each other."""
+"""Leases and loops, for operators. In this app, because admission knows who calls, and leadership does not know it."""
 
 from __future__ import annotations
 

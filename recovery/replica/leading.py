@@ -1,4 +1,4 @@
-"""A replica's part in leadership: it competes for the lease, sends what is due while it leads, and runs local loops."""
+"""A replica's part in leadership: it competes, sends what is due while it leads, and runs local loops."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from recovery.replica.ticking import Ticking, no_jitter
 log = logging.getLogger(__name__)
 
 
-def own_loop(
-    name: str, place: str, tick: Callable[[], None], *, jitter: Callable[[], float] = no_jitter
-) -> Ticking:
+def own_loop(name: str, place: str, tick: Callable[[], None], *, jitter: Callable[[], float] = no_jitter) -> Ticking:
     """A thread for a loop that the process runs itself; its period comes from the registry."""
     return Ticking(name, noted(name, place, tick), get_loop(name).seconds(), jitter=jitter)
 

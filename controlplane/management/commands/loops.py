@@ -35,8 +35,12 @@ class Command(BaseCommand):
             return
         leases, loops, alarms = read_leases(), read_loops(), read_alarms()
         if options["json"]:
-            found = {"leases": leases, "loops": loops, "alarms": alarms}
-            self.stdout.write(json.dumps({k: [asdict(x) for x in v] for k, v in found.items()}, default=str))
+            found = {
+                "leases": [asdict(lease) for lease in leases],
+                "loops": [asdict(loop) for loop in loops],
+                "alarms": [asdict(alarm) for alarm in alarms],
+            }
+            self.stdout.write(json.dumps(found, default=str))
         else:
             for lease in leases:
                 holder = f"{lease.holder_name}, {lease.seconds_left:.0f} s left" if lease.led else "nobody"

@@ -16,7 +16,7 @@ from leadership.services.operating import step_down
 class Command(BaseCommand):
     """`manage.py step_down --reason …`."""
 
-    help = "Ask the leader to step down. It does so within a second; one that is stuck is replaced when its lease ends."
+    help = "Ask the leader to step down. It does so within a second; a stuck one is replaced when its lease ends."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whose lease, and why."""
