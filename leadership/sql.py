@@ -135,13 +135,18 @@ WHERE state = 'undone' AND term = %(term)s AND started_at IS NULL
 RETURNING loop, fire_at
 """
 
-# A started fire whose worker makes no progress is failed, so that the loop goes on. Waits for a transaction that it
-# has under way; whatever it does after this finds the fire ended. Index: fire_one_undone.
+# A started fire whose worker makes no progress is failed, so that the loop goes on. One that has a transaction
+# under way is passed over; whatever it does after this finds the fire ended. Index: fire_one_undone.
 FAIL_SILENT: Final = """
-UPDATE leadership_fire
+WITH silent AS (
+    SELECT id FROM leadership_fire
+    WHERE state = 'undone' AND progress_at < statement_timestamp() - make_interval(secs => %(silent)s)
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE leadership_fire f
 SET state = 'failed', finished_at = clock_timestamp(), error = 'its worker fell silent (killed, or stopped)'
-WHERE state = 'undone' AND progress_at < clock_timestamp() - make_interval(secs => %(silent)s)
-RETURNING loop, fire_at, worker
+FROM silent s WHERE f.id = s.id
+RETURNING f.loop, f.fire_at, f.worker
 """
 
 # Taken by one execution, once; a second delivery of the same task finds it started. `worker` names the execution, so a

@@ -81,13 +81,19 @@ FROM admission_permit WHERE scope = %(scope)s AND key = %(key)s
 """
 SET_COUNTER: Final = "UPDATE admission_counter SET in_flight = %(weight)s WHERE id = %(counter)s"
 
-# One row for each number of the charts. Index: run_queue and the partial indexes of holding runs; counter_scope_key.
+# One row for each number of the charts. Index: run_queue, run_delayed, run_start_deadline, run_run_deadline,
+# run_finished, counter_scope_key.
 SAMPLE: Final = """
 INSERT INTO core_sample (at, series, key, value)
 SELECT date_trunc('minute', statement_timestamp()), series, key, value FROM (
-    SELECT 'runs' AS series, s.state AS key, (
-        SELECT count(*) FROM (SELECT FROM admission_run r WHERE r.state = s.state LIMIT %(cap)s) c)::float8 AS value
-    FROM unnest(ARRAY['queued', 'admitted', 'running']) AS s(state)
+    SELECT 'runs' AS series, 'queued' AS key, (
+        (SELECT count(*) FROM (SELECT FROM admission_run WHERE state = 'queued' AND NOT delayed LIMIT %(cap)s) a)
+        + (SELECT count(*) FROM (SELECT FROM admission_run WHERE state = 'queued' AND delayed LIMIT %(cap)s) b)
+        )::float8 AS value
+    UNION ALL
+    SELECT 'runs', 'admitted', count(*) FROM admission_run WHERE state = 'admitted'
+    UNION ALL
+    SELECT 'runs', 'running', count(*) FROM admission_run WHERE state = 'running'
     UNION ALL
     SELECT 'ended', state, count(*) FROM admission_run
     WHERE finished_at >= date_trunc('minute', statement_timestamp()) - interval '1 minute'
