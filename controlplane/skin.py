@@ -97,7 +97,7 @@ UNFOLD: dict[str, Any] = {
     "SITE_TITLE": "Wharfinger",
     "SITE_HEADER": "Wharfinger",
     "SITE_SUBHEADER": "Control plane",
-    "SITE_URL": "/admin/",
+    "SITE_URL": None,
     "SITE_SYMBOL": "anchor",
     "SITE_FAVICONS": [
         {
