@@ -40,6 +40,11 @@ def database_url() -> str:
     return f"postgresql://{s['USER']}{password}@{s['HOST']}:{s['PORT']}/{s['NAME']}"
 
 
+def connected() -> psycopg.Connection[Any]:
+    """A connection of its own, each statement its own transaction; use it as a context."""
+    return psycopg.connect(database_url(), autocommit=True)
+
+
 def make_tenant(quota: int | None = None, *, weight: object = 1, slug: str = "") -> Tenant:
     tenant = create_tenant(slug or f"t-{uuid4().hex[:10]}", actor=SYSTEM, weight=weight)
     if quota is not None:
