@@ -88,6 +88,8 @@ class LeaderElector:
 
     def _look(self) -> None:
         row = one(sql.READ_LEASE, self._who)
+        if row is None:
+            one(sql.SEED_LEASE, self._who)
         if (row is None or row["free"]) and now() >= self._compete_from:
             self._win()
 

@@ -13,21 +13,28 @@ SELECT term, holder, holder_name, expires_at <= clock_timestamp() AS free, step_
 FROM leadership_lease WHERE role = %(role)s
 """
 
+# The row of a role that was never led, free; L1 only updates. As one upsert the two failed now and then: ON CONFLICT
+# (role) judges one unique index, and of several that win the first term at once some fell over the other one. Without
+# a target every unique index counts. 0 rows: it is there. Index: unique role, lease_role_term.
+SEED_LEASE: Final = """
+INSERT INTO leadership_lease (role, term, holder, holder_name, acquired_at, renewed_at, expires_at)
+VALUES (%(role)s, 0, '', '', clock_timestamp(), clock_timestamp(), clock_timestamp())
+ON CONFLICT DO NOTHING
+RETURNING term
+"""
+
 # L1. Wins a free or expired lease: the term grows, also for the same holder. SET names `term`, a key column, so it
-# takes the row FOR UPDATE and waits for every sweep that proved the old term by FOR KEY SHARE; the predicate is judged
-# after that wait. History in the same statement: the old term closes when its lease ended. 0 rows: somebody holds it.
-# Index: unique role, term_once.
+# takes the row FOR UPDATE and waits for every sweep that proved the old term by FOR KEY SHARE; if the row was renewed
+# or won meanwhile, the predicate is judged anew. The lease counts from before that wait, as belief does. History in the
+# same statement: the old term closes when its lease ended. 0 rows: somebody holds it. Index: unique role, term_once.
 WIN: Final = """
 WITH won AS (
-    INSERT INTO leadership_lease AS l (role, term, holder, holder_name, acquired_at, renewed_at, expires_at)
-    VALUES (%(role)s, 1, %(holder)s, %(holder_name)s, clock_timestamp(), clock_timestamp(),
-            clock_timestamp() + make_interval(secs => %(ttl)s))
-    ON CONFLICT (role) DO UPDATE SET
-        term = l.term + 1, holder = excluded.holder, holder_name = excluded.holder_name,
+    UPDATE leadership_lease SET
+        term = term + 1, holder = %(holder)s, holder_name = %(holder_name)s,
         acquired_at = clock_timestamp(), renewed_at = clock_timestamp(),
         expires_at = clock_timestamp() + make_interval(secs => %(ttl)s),
         step_down_at = NULL, step_down_by = '', step_down_reason = ''
-    WHERE l.expires_at <= clock_timestamp()
+    WHERE role = %(role)s AND expires_at <= clock_timestamp()
     RETURNING term
 ),
 closed AS (

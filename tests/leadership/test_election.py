@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,26 @@ def lead(name: str = "a") -> LeaderElector:
     elector.tick()
     assert elector.term() is not None
     return elector
+
+
+@pytest.mark.rule("L1")
+def test_the_very_first_term_is_won_by_one_of_many_and_none_of_them_fails(settings: Any) -> None:
+    """As one upsert some failed: two inserts met on the index that ON CONFLICT does not judge."""
+    settings.CONTROLPLANE = {}  # the lease as delivered: none ends within a round
+    together = threading.Barrier(6)
+
+    def win_first(elector: LeaderElector) -> None:
+        together.wait(30)
+        elector.tick()
+
+    for _ in range(25):
+        Lease.objects.all().delete()
+        Term.objects.all().delete()
+        electors = [LeaderElector(f"h{n}", f"n{n}") for n in range(6)]
+        for call in [ledger.Concurrent(win_first, e) for e in electors]:
+            call.result()
+        assert [e.term() for e in electors if e.term() is not None] == [1]
+        assert Term.objects.count() == 1
 
 
 @pytest.mark.rule("L1")
