@@ -59,6 +59,7 @@ class Driver:
         self._heartbeat_seconds = heartbeat_seconds
         self._poll_seconds = poll_seconds
         self._fence = fence
+        self._fenced = False
         self._on_event = guarded(on_event)
         self._holds = Holds()
         self._draining = False
@@ -162,7 +163,7 @@ class Driver:
             free = self._free()
             if self._draining or free.slots <= 0:
                 return FOREVER
-            if self._fence is not None and not self._fence.allows_claims():
+            if self._is_fenced():
                 return jittered(FENCED_SECONDS)
             # The same id until it is answered: a repeat gets what the lost answer said, not a second helping.
             self._request = self._request or uuid.uuid4().hex
@@ -171,6 +172,13 @@ class Driver:
             self.take_up(assignments)
         more = len(self._holds) < self.slots
         return 0.0 if assignments and more else jittered(self._poll_seconds)
+
+    def _is_fenced(self) -> bool:
+        fenced = self._fence is not None and not self._fence.allows_claims()
+        if fenced is not self._fenced:
+            self._fenced = fenced
+            self._on_event("fence_closed" if fenced else "fence_open")
+        return fenced
 
     def _free(self) -> Capacity:
         held = [hold.assignment.spec.resources for hold in self._holds.all()]

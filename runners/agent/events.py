@@ -15,6 +15,7 @@ _LOUD = {
     "control_unavailable",
     "watchdog_gone",
     "watchdog_error",
+    "fence_closed",
 }
 
 
