@@ -134,7 +134,10 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
 Q_CLUSTER: dict[str, Any] = {
     "name": "wharfinger",
     "orm": "default",
-    "workers": 1,
+    # The queue judged by the database's clock. What is due is decided by the leader (leadership), not by schedules.
+    "broker_class": "leadership.broker.DatabaseClockBroker",
+    # Two, so that a long sweep does not keep the deadlines waiting.
+    "workers": 2,
     # `retry` must exceed `timeout`, or a slow task is handed out a second time while it still runs.
     "timeout": 120,
     "retry": 180,
@@ -144,6 +147,10 @@ Q_CLUSTER: dict[str, Any] = {
     "poll": 0.5,
     "catch_up": False,
 }
+
+# Notifications: smtp://user:password@host:port, or consolemail:// (the default: they are printed).
+vars().update(env.email_url("EMAIL_URL", default="consolemail://"))
+DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", default="wharfinger@localhost")
 
 LOGGING: dict[str, Any] = {
     "version": 1,

@@ -40,6 +40,11 @@ def database_url() -> str:
     return f"postgresql://{s['USER']}{password}@{s['HOST']}:{s['PORT']}/{s['NAME']}"
 
 
+def connected() -> psycopg.Connection[Any]:
+    """A connection of its own, each statement its own transaction; use it as a context."""
+    return psycopg.connect(database_url(), autocommit=True)
+
+
 def make_tenant(quota: int | None = None, *, weight: object = 1, slug: str = "") -> Tenant:
     tenant = create_tenant(slug or f"t-{uuid4().hex[:10]}", actor=SYSTEM, weight=weight)
     if quota is not None:
@@ -271,3 +276,11 @@ def all_statements() -> dict[str, str]:
             if name.isupper() and isinstance(value, str) and not name.endswith("_TAIL") and "SELECT" in value:
                 found[f"{module.name}.{name}"] = value.replace("{cause}", "true")
     return found
+
+
+def end_other_sessions() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )

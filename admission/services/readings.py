@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from admission.sql import readings as sql
-from controlplane.core.sql import one, rows
+from admission.sql import sweeping
+from controlplane.core.conf import conf
+from controlplane.core.sql import Row, one, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +35,12 @@ def read_highest_concurrency(tenant_id: int) -> int:
     """The highest weight this tenant ever held at once, from its attempts' exact times (rule A30)."""
     row = one(sql.READ_HIGHEST_CONCURRENCY, {"tenant_id": tenant_id})
     return int(row["highest"]) if row else 0
+
+
+def read_stuck(limit: int = 100) -> list[Row]:
+    """Runs that should have moved and did not: id, tenant, why, driver_name, seconds. Bounded."""
+    settings = conf()
+    return rows(
+        sweeping.READ_STUCK,
+        {"stuck": settings.stuck_seconds, "queued": settings.stuck_queued_seconds, "limit": limit},
+    )

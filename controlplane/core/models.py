@@ -1,4 +1,4 @@
-"""The audit log: append-only, written by services in the transaction of what they changed."""
+"""What every app may need: the audit log, samples for charts, holds after an outage."""
 
 from __future__ import annotations
 
@@ -47,3 +47,36 @@ class AuditEntry(models.Model):
         if self.pk:
             raise TypeError("audit entries are append-only")
         super().save(*args, **kwargs)
+
+
+class Sample(models.Model):
+    """One number at one time, for the charts. Written once a minute, deleted after a month."""
+
+    at = models.DateTimeField()
+    series = models.CharField(max_length=40)
+    key = models.CharField(max_length=100, blank=True, db_default="")
+    value = models.FloatField()
+
+    class Meta:
+        ordering = ("-at",)
+        constraints = (models.UniqueConstraint(fields=("series", "key", "at"), name="sample_once"),)
+        indexes = (models.Index(fields=("at",), name="sample_at"),)
+
+    def __str__(self) -> str:
+        return f"{self.series} {self.key} {self.value:g}"
+
+
+class Hold(models.Model):
+    """After an outage, what leases protect is left alone for a fixed time: its holders must be able to renew first.
+
+    One row per pass that takes things from silent holders. `sign_at` is the last sign that renewing was possible;
+    `taken_for` the sign after which the present (or last) hold was taken, so that one outage is one hold.
+    """
+
+    name = models.CharField(max_length=40, primary_key=True)
+    sign_at = models.DateTimeField()
+    taken_for = models.DateTimeField(null=True)
+    until = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.name} until {self.until:%H:%M:%S}"

@@ -34,6 +34,7 @@ class Fleet:
 
     def __init__(self, options: Options, services: Services, execution: Execution, show: Show) -> None:
         self._options = options
+        self._services = services
         self._execution = execution
         self._show = show
         self._env = services.child_environment(execution, options.port)
@@ -99,6 +100,7 @@ class Fleet:
             "WHARFINGER_EXECUTOR": self._execution.executor,
             "WHARFINGER_IMAGE_ALIASES": self._execution.image_aliases,
             "WHARFINGER_RUNNER_SLOTS": "2",
+            "WHARFINGER_DRAIN_SECONDS": self._env["CONTROLPLANE_DRAIN_SECONDS"],
         }
 
     def _wait_until_ready(self) -> None:
@@ -136,6 +138,7 @@ class Fleet:
 
     def _start_demo(self, facts: Mapping[str, Any]) -> None:
         words = ["demo", "--url", f"http://127.0.0.1:{self._options.port}"]
+        words += ["--problems", str(self._options.problems)]
         if self._execution.docker_socket:
             words += ["--docker-socket", self._execution.docker_socket]
         if not self._options.once:
@@ -163,6 +166,7 @@ class Fleet:
     def _look_after(self) -> None:
         while not self._stopping.wait(TICK_SECONDS):
             self._supervisor.tick()
+            self._services.revive(self._on_service)
             if self._take_lines() and self._options.once:
                 return
 
@@ -178,7 +182,7 @@ class Fleet:
                 return True
             name = line.pop("event")
             if name == "summary":
-                self.summary = {**line, "restarts": self._supervisor.restarts}
+                self.summary = {**line, "restarts": {**self._services.restarts, **self._supervisor.restarts}}
                 self._show.event("demo_ended", as_expected=line["as_expected"], wall_seconds=line["wall_seconds"])
             else:
                 self._show.event(name, **line)
@@ -192,6 +196,9 @@ class Fleet:
     def _on_child(self, event: Event) -> None:
         if event.happened in (Happened.DIED, Happened.ENDED, Happened.KILLED):
             self._show.event("child", **{k: v for k, v in asdict(event).items() if v is not None})
+
+    def _on_service(self, name: str, restarts: int, delay: float) -> None:
+        self._show.event("child", happened=Happened.DIED, child=name, restarts=restarts, delay_seconds=delay)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """The first asks for a clean stop; a second passes the hurry on to every child."""

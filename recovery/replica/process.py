@@ -1,12 +1,14 @@
 """One replica: its threads and their order of start and stop.
 
 Order at start: the first beat (registration) comes before anything reads the live set; then dead predecessors are
-reconciled; only then is work claimed. Order at stop: no more claims, finish or give back, then the goodbye.
+reconciled; only then is work claimed. Order at stop: the lease back first, no more claims, finish or give
+back, then the goodbye.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -14,12 +16,12 @@ from types import FrameType
 
 from django.db import DatabaseError, connection
 
-from admission.services.sweeps import sweep_deadlines
 from controlplane.core.conf import conf
 from controlplane.core.identity import current_process
 from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
 from recovery.replica.fence import make_replica_fence
 from recovery.replica.holds import HoldKeeper
+from recovery.replica.leading import Leading, own_loop
 from recovery.replica.ticking import Ticking, cryptographic_jitter
 from recovery.services.reconcile import Report, reconcile
 from recovery.services.replicas import Machine, beat, leave, register_replica, replica_driver
@@ -29,7 +31,6 @@ from runners.database_control import DatabaseControl
 
 log = logging.getLogger(__name__)
 
-HOLDS_SECONDS = 1.0
 SETTLED_SECONDS = 60.0
 EXIT_DECLARED_DEAD = 75
 """Temporary failure: the supervisor starts it again, as a new incarnation."""
@@ -67,15 +68,14 @@ class ReplicaProcess:
             fence=self._fence,
         )
         self._keeper = HoldKeeper(control, self._driver)
+        self._leading = Leading(str(self._replica.incarnation), self._name)
         self._loops = self._make_loops()
 
     def _make_loops(self) -> list[Ticking]:
-        settings = conf()
         return [
-            Ticking("beat", self._beat, settings.heartbeat_interval_seconds),
-            Ticking("holds", self._keeper.tick, HOLDS_SECONDS),
-            Ticking("deadlines", _sweep_deadlines, settings.sweep_interval_seconds),
-            Ticking("reconcile", self._reconcile, settings.recovery_interval_seconds, jitter=cryptographic_jitter),
+            own_loop("beat", self._name, self._beat),
+            own_loop("holds", self._name, self._keeper.tick),
+            own_loop("reconcile", self._name, self._reconcile, jitter=cryptographic_jitter),
         ]
 
     def run(self) -> int:
@@ -88,6 +88,7 @@ class ReplicaProcess:
         self._reconcile()
         for loop in others:
             loop.start()
+        self._leading.start()
         self._driver.start()
         while not self._stop.wait(0.2) and not self._dead.is_set():
             pass
@@ -100,6 +101,8 @@ class ReplicaProcess:
         self._stop.set()
 
     def _beat(self) -> None:
+        if os.getpid() != self._identity.pid:
+            return  # a forked child does not live in its parent's place (rule L10)
         stale = conf().replica_stale_seconds
         if self._driver.seconds_since_claim_tick() > stale / 2:
             # A wedged driver must not look alive: its runs could never be taken (rule R2).
@@ -121,6 +124,7 @@ class ReplicaProcess:
 
     def _goodbye(self) -> int:
         log.info("replica.draining", extra={"replica": self._name})
+        self._leading.stop()
         deadline = time.monotonic() + conf().drain_seconds
         drained = False
         while not drained and not self._now.is_set() and time.monotonic() < deadline:
@@ -140,6 +144,7 @@ class ReplicaProcess:
 
     def _abandon(self) -> int:
         """Declared dead: write nothing under this incarnation, stop what has moved on, come back as another."""
+        self._leading.stop()
         self._keeper.abandon()
         gone = self._driver.drain(SETTLED_SECONDS)
         for loop in self._loops:
@@ -151,9 +156,3 @@ class ReplicaProcess:
 
 def _log_event(event: str, /, **fields: object) -> None:
     log.info(f"run.{event}", extra=fields)
-
-
-def _sweep_deadlines() -> None:
-    result = sweep_deadlines()
-    if result:
-        log.info("sweep.deadlines", extra=result.as_dict())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controlplane.core.conf import conf
+from controlplane.core.loops import Progress
 from controlplane.core.sql import execute, one
 from runners import sql
 
@@ -11,9 +12,9 @@ MOST_BATCHES = 100
 DAY_SECONDS = 86_400
 
 
-def delete_expired() -> dict[str, int]:
+def delete_expired() -> Progress:
     """Delete in short statements, a bounded number of them; the next call goes on. Returns the rows deleted."""
-    return {"log_chunks": _old_logs(), "claims": _old_claims()}
+    return Progress({"log_chunks": _old_logs(), "claims": _old_claims()})
 
 
 def _old_logs() -> int:

@@ -21,6 +21,8 @@ GENERAL = (
     ("CSRF_TRUSTED_ORIGINS", "", "Origins of the admin behind a proxy, e.g. https://wharf.example."),
     ("HTTPS", "false", "Cookies and redirects as behind TLS."),
     ("TRUST_PROXY", "false", "Believe X-Forwarded-Proto."),
+    ("EMAIL_URL", "consolemail://", "How notifications leave: smtp://user:password@host:port."),
+    ("DEFAULT_FROM_EMAIL", "wharfinger@localhost", "Their sender."),
     ("LOG_LEVEL", "INFO", "Of the JSON lines on standard error."),
     ("DOCKER_HOST", "unix:///var/run/docker.sock", "The one daemon that a driver uses."),
     ("WHARFINGER_HOME", "", "Where `up` keeps its databases and logs."),

@@ -1,0 +1,1 @@
+"""What operators and other apps may do with leadership and loops."""

@@ -1,0 +1,31 @@
+"""The loops of replicas."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controlplane.core.conf import conf
+from controlplane.core.loops import Gate, Loop
+
+LOOPS: Final = (
+    Loop(
+        "beat",
+        Gate.LOCAL,
+        lambda: conf().heartbeat_interval_seconds,
+        "Each replica says that it lives; nobody can say it for another.",
+    ),
+    Loop("holds", Gate.LOCAL, lambda: 1.0, "Each replica compares its own table with the ledger."),
+    Loop(
+        "reconcile",
+        Gate.LOCAL,
+        lambda: conf().recovery_interval_seconds,
+        "Every replica looks for dead peers and claims each; gated, work would wait for the leader to fall too.",
+    ),
+    Loop(
+        "stuck-runs",
+        Gate.LEADER,
+        lambda: 60.0,
+        "Operators are told of a stuck run once, not once per replica.",
+        ("recovery.services.stuck.notify_stuck",),
+    ),
+)
