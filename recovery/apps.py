@@ -14,3 +14,4 @@ class RecoveryConfig(AppConfig):
         from recovery.services import stuck
 
         register_handler(stuck.KIND, stuck.tell)
+        register_handler(stuck.WEBHOOK, stuck.post)
