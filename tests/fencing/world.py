@@ -34,6 +34,7 @@ WINDOWS = {
     "recovery_claim_ttl_seconds": 5.0,
     "permit_renew_seconds": 5.0,
     "permit_lapse_seconds": 60.0,
+    "reap_interval_seconds": 1.0,
     "runner_lease_seconds": 8.0,
     "runner_heartbeat_seconds": 0.5,
     "fence_stop_seconds": 2.5,
