@@ -112,6 +112,13 @@ DRIVER_DEAD: Final = (
     "r.driver_kind = 'replica' AND EXISTS ("
     "SELECT FROM recovery_replica d WHERE d.id = r.driver_id AND d.declared_dead_at IS NOT NULL)"
 )
+# Under strict fencing. A declaration may come before the end of what the dead one executes (same pinned id, goodbye
+# with work left): its runs are taken only when its silence has lasted for the whole window.
+DRIVER_DEAD_FENCED: Final = (
+    "r.driver_kind = 'replica' AND EXISTS ("
+    "SELECT FROM recovery_replica d WHERE d.id = r.driver_id AND d.declared_dead_at IS NOT NULL"
+    " AND d.beat_at < statement_timestamp() - make_interval(secs => %(stale_seconds)s))"
+)
 DRIVER_ABSENT: Final = (
     "r.driver_kind = 'replica' AND NOT EXISTS (SELECT FROM recovery_replica d WHERE d.id = r.driver_id)"
 )

@@ -21,8 +21,9 @@ from runners.services import logs
 
 T = TypeVar("T")
 
-DRAIN_REASONS = frozenset({"drained", "shutdown"})
-"""Given back because the driver stops, not because something was wrong: no attempt is burned (rule R14)."""
+DRAIN_REASONS = frozenset({"drained", "shutdown", "fenced"})
+"""Given back because the driver stops or was not allowed to start it, not because something was wrong with the run: no
+attempt is burned (rule R14)."""
 
 
 class DatabaseControl:

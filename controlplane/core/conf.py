@@ -25,6 +25,8 @@ class ControlPlaneSettings:
     replica_id: str = _doc("", "Pinned identity of this replica; must be unique. Empty: host name and process.")
     callback_base_url: str = _doc("", "How external services reach the load balancer.")
     fence: str = _doc("off", "'strict': a cut-off driver stops its containers before its runs can be taken.")
+    fence_stop_seconds: float = _doc(30.0, "Strict: longest time to stop a driver's containers and see them gone.")
+    fence_drift_seconds: float = _doc(1.0, "Strict: what a local clock may lose against the database's in one window.")
     instance_id: str = _doc("", "Names the set of processes that share one container cap.")
     fleet_secret: str = _doc("", "Its presence marks a hosted instance.")
     worker_concurrency: str = _doc("", "Hosted tier: 2, 6 or 12.")

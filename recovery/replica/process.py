@@ -19,11 +19,13 @@ from django.db import DatabaseError, connection
 from controlplane.core.conf import conf
 from controlplane.core.identity import current_process
 from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
+from recovery.replica.fence import make_replica_fence
 from recovery.replica.holds import HoldKeeper
 from recovery.replica.leading import Leading, own_loop
 from recovery.replica.ticking import Ticking, cryptographic_jitter
 from recovery.services.reconcile import Report, reconcile
 from recovery.services.replicas import Machine, beat, leave, register_replica, replica_driver
+from runners.agent.clock import now
 from runners.agent.driver import Driver
 from runners.database_control import DatabaseControl
 
@@ -45,21 +47,25 @@ class ReplicaProcess:
         machine = Machine(
             self._executor.name, settings.replica_slots, settings.replica_memory_mib, settings.replica_cpu
         )
+        registered_at = now()
         self._replica = register_replica(self._name, self._identity, machine)
         self._sweep = make_sweep(self._executor)
         self._stop = threading.Event()
         self._now = threading.Event()
         self._dead = threading.Event()
         control = DatabaseControl(replica_driver(self._replica))
+        labels = {LABEL_DRIVER: str(self._replica.incarnation)}
+        self._fence = make_replica_fence(self._executor, labels, _log_event, registered_at)
         self._driver = Driver(
             control,
             self._executor,
             slots=settings.replica_slots,
-            labels={LABEL_DRIVER: str(self._replica.incarnation)},
+            labels=labels,
             memory_mib=settings.replica_memory_mib or None,
             cpu=settings.replica_cpu or None,
             heartbeat_seconds=settings.permit_renew_seconds,
             on_event=_log_event,
+            fence=self._fence,
         )
         self._keeper = HoldKeeper(control, self._driver)
         self._leading = Leading(str(self._replica.incarnation), self._name)
@@ -105,9 +111,12 @@ class ReplicaProcess:
             # A wedged driver must not look alive: its runs could never be taken (rule R2).
             log.error("replica.wedged", extra={"replica": self._name})
             return
+        asked = now()
         if beat(self._replica.pk) is None:
             log.error("replica.declared_dead", extra={"replica": self._name})
             self._dead.set()
+        elif self._fence is not None:
+            self._fence.vouched(asked)
 
     def _reconcile(self) -> None:
         report: Report = reconcile(
