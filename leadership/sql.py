@@ -25,8 +25,9 @@ RETURNING term
 
 # L1. Wins a free or expired lease: the term grows, also for the same holder. SET names `term`, a key column, so it
 # takes the row FOR UPDATE and waits for every sweep that proved the old term by FOR KEY SHARE; if the row was renewed
-# or won meanwhile, the predicate is judged anew. The lease counts from before that wait, as belief does. History in the
-# same statement: the old term closes when its lease ended. 0 rows: somebody holds it. Index: unique role, term_once.
+# or won meanwhile, the predicate is judged anew. The lease counts from before that wait, as belief does. History in
+# the same statement: the old term closes when its lease ended. 0 rows: somebody holds it.
+# Index: unique role, term_once.
 WIN: Final = """
 WITH won AS (
     UPDATE leadership_lease SET
