@@ -35,15 +35,20 @@ class DriverFacts:
     memory_mib: int = 0
     cpu: float = 0.0
     """Its envelope; 0: not bounded."""
+    free_memory_mib: int | None = None
+    free_cpu: float | None = None
+    """What its machine has left of the envelope by the latest sample; null: not bounded."""
 
     @property
     def serves(self) -> bool:
         """Whether it is given work at all."""
         return self.live and not self.draining
 
-    def full(self) -> bool:
-        """Every slot is taken."""
-        return self.held >= self.slots
+    def full(self, memory_mib: int, cpu: float) -> bool:
+        """Whether it could not take a run of this size now."""
+        if self.free_memory_mib is not None and memory_mib > self.free_memory_mib:
+            return True
+        return self.held >= self.slots or (self.free_cpu is not None and cpu > self.free_cpu)
 
 
 Provider = Callable[[int], list[DriverFacts]]

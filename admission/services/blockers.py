@@ -220,9 +220,10 @@ def _unreachable(limit: Limit) -> Iterator[Blocker]:
 
 def _full_drivers(s: Situation) -> Iterator[Blocker]:
     suitable = _suitable(s)
-    if suitable and all(d.full() for d in suitable):
+    if suitable and all(d.full(s.run["memory_mib"], s.run["cpu"]) for d in suitable):
         held, slots = sum(d.held for d in suitable), sum(d.slots for d in suitable)
-        text = f"Every driver that suits it is full: {len(suitable)} with {held} of {slots} slots in use."
+        text = f"Every driver that suits it is full: {len(suitable)} with {held} of {slots} slots in use"
+        text += "." if held >= slots else ", and no machine has the memory and processors left."
         yield Blocker(Code.DRIVERS_FULL, text, limit=slots, in_flight=held)
 
 

@@ -19,6 +19,7 @@ from django.db import DatabaseError, connection
 from controlplane.core.conf import conf
 from controlplane.core.identity import current_process
 from leadership.registry import get_loop
+from recovery.replica.envelope import MachineEnvelope
 from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
 from recovery.replica.holds import HoldKeeper
 from recovery.replica.leading import Leading
@@ -51,7 +52,9 @@ class ReplicaProcess:
         self._stop = threading.Event()
         self._now = threading.Event()
         self._dead = threading.Event()
-        control = DatabaseControl(replica_driver(self._replica))
+        driver = replica_driver(self._replica)
+        self._envelope = MachineEnvelope(driver, self._identity.machine, lambda: len(self._driver.held))
+        control = DatabaseControl(driver, self._envelope.narrow)
         self._driver = Driver(
             control,
             self._executor,
@@ -69,6 +72,7 @@ class ReplicaProcess:
     def _make_loops(self) -> list[Ticking]:
         return [
             Ticking("beat", self._beat, get_loop("beat").seconds()),
+            Ticking("probe", self._envelope.sample, get_loop("probe").seconds()),
             Ticking("holds", self._keeper.tick, get_loop("holds").seconds()),
             Ticking("reconcile", self._reconcile, get_loop("reconcile").seconds(), jitter=cryptographic_jitter),
         ]
@@ -84,6 +88,7 @@ class ReplicaProcess:
         for loop in others:
             loop.start()
         self._leading.start()
+        self._envelope.sample()
         self._driver.start()
         while not self._stop.wait(0.2) and not self._dead.is_set():
             pass
