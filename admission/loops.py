@@ -28,7 +28,7 @@ LOOPS: Final = (
         "runner-leases",
         Gate.LEADER,
         lambda: conf().sweep_interval_seconds,
-        "Runs of silent runners go back to the queue. Gated: the hold after an outage is the fleet's, not a process's.",
+        "Runs of silent runners go back to the queue. Gated: the hold after an outage is the fleet's.",
         (f"{_SWEEPS}.pass_runner_leases",),
     ),
     Loop(

@@ -16,6 +16,9 @@ OPERATOR_VERBS: Final = (
     "admission.submit_run",
     "admission.pause_tenant",
     "admission.force_release_permit",
+    "leadership.step_down",
+    "leadership.run_loop",
+    "leadership.retry_intent",
     "recovery.drain_replica",
     "runners.pause_runner",
 )

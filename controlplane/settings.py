@@ -134,9 +134,8 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
 Q_CLUSTER: dict[str, Any] = {
     "name": "wharfinger",
     "orm": "default",
-    # The queue judged by the database's clock, and no schedules: what is due is decided by the leader (leadership).
+    # The queue judged by the database's clock. What is due is decided by the leader (leadership), not by schedules.
     "broker_class": "leadership.broker.DatabaseClockBroker",
-    "scheduler": False,
     # Two, so that a long sweep does not keep the deadlines waiting.
     "workers": 2,
     # `retry` must exceed `timeout`, or a slow task is handed out a second time while it still runs.

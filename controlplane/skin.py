@@ -54,6 +54,14 @@ NAVIGATION = [
         _item("Recovery claims", "gavel", "recovery.recoveryclaim"),
     ),
     _group(
+        "Loops",
+        _item("Leader", "military_tech", "leadership.lease"),
+        _item("Terms", "history_edu", "leadership.term"),
+        _item("Loops", "autorenew", "leadership.loopseen"),
+        _item("Runs of loops", "schedule", "leadership.fire"),
+        _item("Notifications", "outgoing_mail", "leadership.intent"),
+    ),
+    _group(
         "Access",
         _item("API tokens", "key", "admission.apitoken"),
         _item("Enrolment tokens", "vpn_key", "runners.enrolmenttoken"),
@@ -89,7 +97,7 @@ UNFOLD: dict[str, Any] = {
     "SITE_TITLE": "Wharfinger",
     "SITE_HEADER": "Wharfinger",
     "SITE_SUBHEADER": "Control plane",
-    "SITE_URL": "/admin/",
+    "SITE_URL": None,
     "SITE_SYMBOL": "anchor",
     "SITE_FAVICONS": [
         {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 def now() -> float:
-    """Seconds of this machine's uptime. Counts suspended time too: a machine that slept believes nothing when it wakes."""
+    """Uptime in seconds, suspended time counted: a machine that slept believes nothing when it wakes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

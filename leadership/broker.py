@@ -1,7 +1,7 @@
 """django-q2's queue table, judged by the database's clock.
 
-The broker that comes with it writes and compares the local clock of each process. A leader whose clock is an hour ahead
-would enqueue sweeps that no cluster takes for an hour (rule G5: a shifted wall clock changes nothing).
+The broker that comes with it writes and compares the local clock of each process. A leader whose clock is an hour
+ahead would enqueue sweeps that no cluster takes for an hour (rule G5: a shifted wall clock changes nothing).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One process's part in the election: looks, wins, renews, steps down, hands back.
 
 The database decides by its own clock (statements L1 to L3); here is only when to ask, and what may be believed. Belief
-begins when an accepted query's answer is in, and lasts `lease - renewal` from before that query was sent. Without belief
-nothing is renewed: a holder that lost answers lets its lease run out, so that somebody leads again.
+begins when an accepted query's answer is in, and lasts `lease - renewal` from before that query was sent. Without
+belief nothing is renewed: a holder that lost answers lets its lease run out, so that somebody leads again.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class LeaderElector:
                 self._look()
             else:
                 self._keep()
+            if self._stopped:
+                self._free(TermEnding.RESIGNED)  # won after `resign` had stopped waiting
 
     def resign(self) -> None:
         """Hand the lease back, if it is still ours, and never compete again. Belief ends before anything is sent."""
@@ -91,9 +93,11 @@ class LeaderElector:
     def _keep(self) -> None:
         belief = self._belief
         row = one(sql.READ_LEASE, self._who)
-        if row is None or belief is None:
+        if belief is None:
             return
-        if row["step_down"] and row["term"] == belief.term:
+        if row is None or row["term"] != belief.term or row["holder"] != self._who["holder"]:
+            self._lose(belief.term)  # a restored or emptied database: nothing of this term is left there
+        elif row["step_down"]:
             self._step_down()
         elif now() >= belief.sent_at + conf().leader_renew_seconds:
             self._renew(belief.term)
@@ -104,7 +108,10 @@ class LeaderElector:
         sent_at = now()
         if one(sql.RENEW, {**self._who, "term": term, "ttl": conf().leader_lease_seconds}) is not None:
             self._believe(term, sent_at)
-            return
+        else:
+            self._lose(term)
+
+    def _lose(self, term: int) -> None:
         with self._memory:
             self._held_term = 0
             self._forget()

@@ -165,7 +165,7 @@ def _steps(loop: str) -> tuple[str, ...]:
 
 
 def refuse_unknown() -> Progress:
-    """The step of a loop that this code does not know: another version's leader sent it, and operators must see that."""
+    """The step of a loop that this code does not know: operators must see that another version sent it."""
     raise ImproperlyConfigured("this qcluster's code has no such loop: it is older or newer than the leader's")
 
 

@@ -32,8 +32,9 @@ class FireState(models.TextChoices):
 class Lease(models.Model):
     """Who leads. Invariant: `term` grows whenever the lease is won, and only then.
 
-    (role, term) is unique so that it is a key: `FOR KEY SHARE` on the row then conflicts with a takeover, which changes
-    the term, and with nothing else. A renewal must not name `term` in its SET, or it would wait for every sweep.
+    (role, term) is unique so that it is a key: `FOR KEY SHARE` on the row then conflicts with a takeover, which
+    changes the term, and with nothing else. A renewal must not name `term` in its SET, or it would wait for every
+    sweep.
     """
 
     role = models.CharField(max_length=40, unique=True)
@@ -80,9 +81,9 @@ class Term(models.Model):
 class Fire(models.Model):
     """One due time of one gated loop (rules L6, L7, L11).
 
-    Unique (loop, fire_at): a due time is executed at most once. At most one fire of a loop is undone: it never overlaps
-    itself. `term` is the leader's that sent it; only a larger one takes it over, and only its own term's transaction
-    can mark it done.
+    Unique (loop, fire_at): a due time is executed at most once. At most one fire of a loop is undone: it never
+    overlaps itself. `term` is the leader's that sent it; only a larger one takes it over, and only its own term's
+    transaction can mark it done.
     """
 
     loop = models.CharField(max_length=60)
@@ -140,8 +141,8 @@ class LoopSeen(models.Model):
 class Intent(models.Model):
     """An effect outside the database (mail), written in the transaction that decided it, done at least once after it.
 
-    Unique (kind, key): however often and by however many it is decided, it is one effect. Whoever delivers claims the row
-    by moving `next_at` forward; a deliverer that dies is succeeded when that time comes.
+    Unique (kind, key): however often and by however many it is decided, it is one effect. Whoever delivers claims the
+    row by moving `next_at` forward; a deliverer that dies is succeeded when that time comes.
     """
 
     kind = models.CharField(max_length=40)

@@ -19,9 +19,11 @@ SELECT role, term, holder_name, acquired_at, renewed_at, expires_at, step_down_a
 FROM leadership_lease ORDER BY role
 """
 
-# Each declared loop with its newest fire (gated) or the newest run of any process (local). Index: loop_place, fire_once.
+# Each declared loop with its newest fire (gated) or the newest run of any process (local).
+# Index: loop_place, fire_once.
 LOOP_STATES: Final = """
-SELECT l.loop, l.gate, l.seconds, l.why, coalesce(f.state, n.state) AS state, coalesce(f.fire_at, n.last_at) AS last_at,
+SELECT l.loop, l.gate, l.seconds, l.why,
+       coalesce(f.state, n.state) AS state, coalesce(f.fire_at, n.last_at) AS last_at,
        coalesce(f.took, n.last_seconds) AS took_seconds, coalesce(f.result, n.result) AS result,
        coalesce(f.error, n.error, '') AS error, coalesce(f.worker, n.place, '') AS place, f.term,
        extract(epoch FROM statement_timestamp() - coalesce(f.fire_at, n.last_at))::float8 AS age_seconds

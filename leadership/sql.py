@@ -86,9 +86,9 @@ SELECT set_config('statement_timeout', %(ms)s, true), set_config('idle_in_transa
             THEN set_config('transaction_timeout', %(ms)s, true) END
 """
 
-# L5: the term is in force, and stays so to the end of this transaction: a takeover waits, a renewal does not. An expired
-# term is not proved, also if nobody has taken it: overlapping sweeps of a dead term would hold off its successor for
-# ever. 0 rows: superseded. Index: lease_role_term.
+# L5: the term is in force, and stays so to the end of this transaction: a takeover waits, a renewal does not. An
+# expired term is not proved, also if nobody has taken it: overlapping sweeps of a dead term would hold off its
+# successor for ever. 0 rows: superseded. Index: lease_role_term.
 PROVE_TERM: Final = """
 SELECT term FROM leadership_lease
 WHERE role = %(role)s AND term = %(term)s AND expires_at > clock_timestamp() FOR KEY SHARE
@@ -135,13 +135,18 @@ WHERE state = 'undone' AND term = %(term)s AND started_at IS NULL
 RETURNING loop, fire_at
 """
 
-# A started fire whose worker makes no progress is failed, so that the loop goes on. Waits for a transaction that it has
-# under way; whatever it does after this finds the fire ended. Index: fire_one_undone.
+# A started fire whose worker makes no progress is failed, so that the loop goes on. One that has a transaction
+# under way is passed over; whatever it does after this finds the fire ended. Index: fire_one_undone.
 FAIL_SILENT: Final = """
-UPDATE leadership_fire
+WITH silent AS (
+    SELECT id FROM leadership_fire
+    WHERE state = 'undone' AND progress_at < statement_timestamp() - make_interval(secs => %(silent)s)
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE leadership_fire f
 SET state = 'failed', finished_at = clock_timestamp(), error = 'its worker fell silent (killed, or stopped)'
-WHERE state = 'undone' AND progress_at < clock_timestamp() - make_interval(secs => %(silent)s)
-RETURNING loop, fire_at, worker
+FROM silent s WHERE f.id = s.id
+RETURNING f.loop, f.fire_at, f.worker
 """
 
 # Taken by one execution, once; a second delivery of the same task finds it started. `worker` names the execution, so a
@@ -153,7 +158,8 @@ WHERE loop = %(loop)s AND fire_at = %(fire_at)s AND term = %(term)s AND state = 
 RETURNING id
 """
 
-# L5: undone, and still this term's. Locks the fire to the end of the transaction. 0 rows: superseded. Index: primary key.
+# L5: undone, and still this term's. Locks the fire to the end of the transaction. 0 rows: superseded. Index: primary
+# key.
 PROGRESS_FIRE: Final = """
 UPDATE leadership_fire SET progress_at = clock_timestamp()
 WHERE id = %(fire)s AND term = %(term)s AND state = 'undone'
@@ -171,9 +177,16 @@ RETURNING id
 DECLARE_LOOPS: Final = """
 INSERT INTO leadership_loopseen (loop, place, gate, seconds, why)
 SELECT loop, '', gate, seconds, why
-FROM unnest(%(loops)s::text[], %(gates)s::text[], %(seconds)s::float8[], %(whys)s::text[]) AS g(loop, gate, seconds, why)
+FROM unnest(%(loops)s::text[], %(gates)s::text[], %(seconds)s::float8[], %(whys)s::text[])
+    AS g(loop, gate, seconds, why)
 ORDER BY loop
 ON CONFLICT (loop, place) DO UPDATE SET gate = excluded.gate, seconds = excluded.seconds, why = excluded.why
+"""
+# Of processes that are gone. Index: none needed, the table is small.
+DELETE_SEEN: Final = """
+DELETE FROM leadership_loopseen WHERE id IN (
+    SELECT id FROM leadership_loopseen
+    WHERE place <> '' AND last_at < statement_timestamp() - make_interval(secs => %(age)s) LIMIT %(limit)s)
 """
 FORGET_LOOPS: Final = "DELETE FROM leadership_loopseen WHERE NOT loop = ANY(%(loops)s)"
 
@@ -186,7 +199,8 @@ ON CONFLICT (loop, place) DO UPDATE SET
     result = excluded.result, error = excluded.error
 """
 
-# Effects outside the database. Declared in the deciding transaction; the same key again is nothing. Index: intent_once.
+# Effects outside the database. Declared in the deciding transaction; the same key again is nothing. Index:
+# intent_once.
 DECLARE_INTENTS: Final = """
 INSERT INTO leadership_intent (kind, key, payload)
 SELECT %(kind)s, key, payload FROM jsonb_to_recordset(%(intents)s::jsonb) AS g(key text, payload jsonb)
@@ -195,7 +209,8 @@ ON CONFLICT (kind, key) DO NOTHING
 RETURNING key
 """
 
-# Claimed by moving its time forward, further at each try: a deliverer that dies is succeeded then. Index: intent_pending.
+# Claimed by moving its time forward, further at each try: a deliverer that dies is succeeded then. Index:
+# intent_pending.
 CLAIM_INTENTS: Final = """
 WITH due AS (
     SELECT id FROM leadership_intent

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from django.db import transaction
 
 from controlplane.core.conf import conf
-from controlplane.core.sql import Row, rows
+from controlplane.core.sql import Row, one, rows
 from leadership import registry, sql
 from leadership.queue import send
 
@@ -24,27 +24,26 @@ class Ticker:
 
     def __init__(self, term: Callable[[], int | None]) -> None:
         self._term = term
-        self._took_over = 0
 
     def tick(self) -> None:
         """Send what is due; send again what a lost leader or a purged queue left; fail what fell silent."""
         if (term := self._term()) is None:
             return
-        if term != self._took_over:
-            _send_in_one(sql.TAKE_OVER, {"term": term}, term)
-            self._took_over = term
-        for silent in rows(sql.FAIL_SILENT, {"silent": conf().fire_silent_seconds}):
-            log.error("loop.silent", extra={k: str(v) for k, v in silent.items()})
-        _send_in_one(sql.RESEND, {"term": term, "untaken": conf().fire_untaken_seconds}, term)
-        due = registry.gated()
-        parameters = {"term": term, "loops": [p.name for p in due], "periods": [p.seconds() for p in due]}
-        _send_in_one(sql.ENQUEUE, parameters, term)
+        settings = conf()
+        # One transaction: a fire and its task exist together or not at all. Bounded like a sweep's: a leader stopped
+        # inside holds keys that its successor's insert waits for.
+        with transaction.atomic():
+            one(sql.BOUND_TRANSACTION, {"ms": str(int(settings.sweep_transaction_seconds * 1000))})
+            for silent in rows(sql.FAIL_SILENT, {"silent": settings.fire_silent_seconds}):
+                log.error("loop.silent", extra={k: str(v) for k, v in silent.items()})
+            # At every tick, not once a term: what an old leader inserts late must not block its loop.
+            _send(rows(sql.TAKE_OVER, {"term": term}), term)
+            _send(rows(sql.RESEND, {"term": term, "untaken": settings.fire_untaken_seconds}), term)
+            due = registry.gated()
+            parameters = {"term": term, "loops": [p.name for p in due], "periods": [p.seconds() for p in due]}
+            _send(rows(sql.ENQUEUE, parameters), term)
 
 
-def _send_in_one(statement: str, parameters: dict[str, object], term: int) -> Sequence[Row]:
-    """The fire and its task in one transaction: neither exists without the other."""
-    with transaction.atomic():
-        fires = rows(statement, parameters)
-        for fire in fires:
-            send(fire["loop"], fire["fire_at"], term)
-    return fires
+def _send(fires: Sequence[Row], term: int) -> None:
+    for fire in fires:
+        send(fire["loop"], fire["fire_at"], term)

@@ -17,6 +17,7 @@ from admission.states import HOLDING, DriverKind
 from controlplane.admin_base import ReadOnlyAdmin, render
 from controlplane.admin_base.clock import SecondsSince
 from controlplane.admin_base.drivers import DriverSign, Health, judge_health, register_driver_source
+from controlplane.admin_base.filters import fixed_values
 from controlplane.admin_base.subqueries import CappedCount
 from controlplane.admin_base.verbs import Order, Outcome, Preview, Verb
 from controlplane.core.conf import conf
@@ -175,7 +176,7 @@ class RecoveryActionAdmin(ReadOnlyAdmin):
 
     list_display = ("when", "ago", "outcome_badge", "run", "replica_name", "by", "reason")
     list_display_links = ("when",)
-    list_filter = ("outcome",)
+    list_filter = (fixed_values("outcome", *OUTCOME_TONES),)
     search_fields = ("=run_id", "replica_name__startswith")
     search_help_text = "Run id, or the beginning of a replica's name"
     ordering = ("-id",)

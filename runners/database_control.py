@@ -16,6 +16,7 @@ from admission.engine import Envelope, admit
 from admission.services import runs
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
 from runners.agent.control import ControlUnavailable, LogOffset, Superseded
+from runners.agent.wording import MAX_DETAIL, MAX_REASON, storable
 from runners.services import logs
 
 T = TypeVar("T")
@@ -68,20 +69,23 @@ class DatabaseControl:
 
     def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
         """Report ends."""
-        settlements = [
-            runs.Settlement(r.run, r.epoch, r.ending.value, r.reason, r.detail, r.exit_code) for r in results
-        ]
+        settlements = [_settlement(result) for result in results]
         verdicts, _ = _call(lambda: runs.settle_runs(self.driver, settlements))
         return _verdicts(verdicts)
 
     def give_back(self, keys: Sequence[RunKey], reason: str) -> None:
         """Return runs of which nothing is left here."""
         drained = reason in DRAIN_REASONS
-        _call(lambda: runs.give_back(self.driver, _holds(keys), reason, drained=drained))
+        _call(lambda: runs.give_back(self.driver, _holds(keys), storable(reason, MAX_DETAIL), drained=drained))
 
 
 def _holds(keys: Sequence[RunKey]) -> list[runs.Hold]:
     return [(key.run, key.epoch) for key in keys]
+
+
+def _settlement(result: Result) -> runs.Settlement:
+    reason, detail = storable(result.reason, MAX_REASON), storable(result.detail, MAX_DETAIL)
+    return runs.Settlement(result.run, result.epoch, result.ending.value, reason, detail, result.exit_code)
 
 
 def _verdicts(found: dict[runs.Hold, runs.HoldVerdict]) -> dict[RunKey, Verdict]:
@@ -89,7 +93,8 @@ def _verdicts(found: dict[runs.Hold, runs.HoldVerdict]) -> dict[RunKey, Verdict]
 
 
 def _call(work: Callable[[], T]) -> T:
-    close_old_connections()
+    if not connection.in_atomic_block:
+        close_old_connections()
     try:
         return work()
     except (OperationalError, InterfaceError) as error:

@@ -124,6 +124,10 @@ class Transport:
             return None
         return decoded(response)
 
+    def close(self) -> None:
+        """Close the calling thread's connection."""
+        self._session().close()
+
     def _session(self) -> requests.Session:
         session: requests.Session | None = getattr(self._local, "session", None)
         if session is None:

@@ -22,6 +22,7 @@ from admission.spec import Resources
 from admission.states import HOLDING, RunState
 from controlplane.admin_base import AutocompleteFilter, DateRangeFilter, ReadOnlyAdmin, render
 from controlplane.admin_base.clock import SecondsSince, SecondsToLapse
+from controlplane.admin_base.filters import fixed_values
 from controlplane.admin_base.verbs import Verb
 from controlplane.core.clock import database_now
 
@@ -51,7 +52,7 @@ class RunAdmin(ReadOnlyAdmin):
         ("tenant", AutocompleteFilter),
         ("batch", AutocompleteFilter),
         "driver_kind",
-        "kind",
+        fixed_values("kind", "task", "session"),
         ("created_at", DateRangeFilter),
     )
     list_select_related = ("tenant",)

@@ -1,4 +1,4 @@
-"""The audit of conservation (rules A5, A17): counters that differ from their permits are found, put right, and told."""
+"""The audit of conservation (rules A5, A17): counters that differ from their permits are found and put right."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ PERMIT_LAPSE = Cause("permit_lapse", sql.PERMIT_LAPSED)
 def _gap() -> float:
     """The shortest pause between two passes that can have been an outage in which a living holder's permit lapsed.
 
-    A permit lives at least three renewals (check E002); one that was renewed on time before an outage of half a renewal
-    is at most one and a half old after it.
+    A permit lives at least three renewals (check E002); one that was renewed on time before an outage of half a
+    renewal is at most one and a half old after it.
     """
     return conf().permit_renew_seconds / 2
 
@@ -55,7 +55,7 @@ def reap_outside_permits() -> Progress:
 
 
 def reap_limit(scope: Scope, key: str) -> int:
-    """After a refusal by one limit, in a transaction of its own: free that limit's lapsed outside permits (rule A12)."""
+    """After a refusal, in another transaction: free that one limit's lapsed outside permits (rule A12)."""
     if not clear(HOLD, gap=_gap()):
         return 0
     return len(rows(sql.REAP_OUTSIDE, {"scope": scope.value, "key": key, "limit": BATCH}))

@@ -1,4 +1,4 @@
-"""Leader-gated passes: pauses, reaping, conservation, samples. See the package for the conventions and the lock order."""
+"""Leader-gated passes. See the package for the conventions and the lock order."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SELECT max(lease_until) - make_interval(secs => %(lease)s) AS at FROM admission_
 WHERE state IN ('admitted', 'running') AND lease_until IS NOT NULL AND driver_kind = 'runner'
 """
 
-# Runs that hold a permit not renewed for as long as permits of runs live: candidates, no locks. (A row with a longer life
-# of its own, from before the setting was lowered, is sorted out by LOCK_LAPSED.) Index: permit_renewed.
+# Runs that hold a permit not renewed for as long as permits of runs live: candidates, no locks. (A row with a longer
+# life of its own, from before the setting was lowered, is sorted out by LOCK_LAPSED.) Index: permit_renewed.
 READ_LAPSED_RUN_PERMITS: Final = """
 SELECT DISTINCT p.run_id AS id FROM admission_permit p
 WHERE p.renewed_at < statement_timestamp() - make_interval(secs => %(lapse)s) AND p.run_id IS NOT NULL
   AND p.renewed_at < statement_timestamp() - make_interval(secs => p.lapse_seconds)
 ORDER BY 1 LIMIT %(limit)s
 """
-# The runs first, then their permits: the lock order. A driver's renewal locks the run before the permit, so it is over,
-# or waits for us and then finds the epoch moved. Index: primary key.
+# The runs first, then their permits: the lock order. A driver's renewal locks the run before the permit, so it is
+# over, or waits for us and then finds the epoch moved. Index: primary key.
 LOCK_RUNS: Final = """
 SELECT id, epoch, attempt FROM admission_run WHERE id = ANY(%(runs)s) AND state IN ('admitted', 'running')
 ORDER BY id FOR NO KEY UPDATE
@@ -69,8 +69,9 @@ lowered AS (
 SELECT holder, scope, key, weight FROM deleted
 """
 
-# Conservation (A17): the counter's row first; its permits are summed by the next statement, whose snapshot is newer than
-# the lock. In one statement the sum would be older than the lock and could itself make a drift. Index: counter_scope_key.
+# Conservation (A17): the counter's row first; its permits are summed by the next statement, whose snapshot is newer
+# than the lock. In one statement the sum would be older than the lock and could itself make a drift. Index:
+# counter_scope_key.
 LOCK_COUNTER: Final = """
 SELECT id, in_flight FROM admission_counter WHERE scope = %(scope)s AND key = %(key)s FOR NO KEY UPDATE
 """
@@ -80,13 +81,19 @@ FROM admission_permit WHERE scope = %(scope)s AND key = %(key)s
 """
 SET_COUNTER: Final = "UPDATE admission_counter SET in_flight = %(weight)s WHERE id = %(counter)s"
 
-# One row for each number of the charts. Index: run_queue and the partial indexes of holding runs; counter_scope_key.
+# One row for each number of the charts. Index: run_queue, run_delayed, run_start_deadline, run_run_deadline,
+# run_finished, counter_scope_key.
 SAMPLE: Final = """
 INSERT INTO core_sample (at, series, key, value)
 SELECT date_trunc('minute', statement_timestamp()), series, key, value FROM (
-    SELECT 'runs' AS series, s.state AS key, (
-        SELECT count(*) FROM (SELECT FROM admission_run r WHERE r.state = s.state LIMIT %(cap)s) c)::float8 AS value
-    FROM unnest(ARRAY['queued', 'admitted', 'running']) AS s(state)
+    SELECT 'runs' AS series, 'queued' AS key, (
+        (SELECT count(*) FROM (SELECT FROM admission_run WHERE state = 'queued' AND NOT delayed LIMIT %(cap)s) a)
+        + (SELECT count(*) FROM (SELECT FROM admission_run WHERE state = 'queued' AND delayed LIMIT %(cap)s) b)
+        )::float8 AS value
+    UNION ALL
+    SELECT 'runs', 'admitted', count(*) FROM admission_run WHERE state = 'admitted'
+    UNION ALL
+    SELECT 'runs', 'running', count(*) FROM admission_run WHERE state = 'running'
     UNION ALL
     SELECT 'ended', state, count(*) FROM admission_run
     WHERE finished_at >= date_trunc('minute', statement_timestamp()) - interval '1 minute'
@@ -103,8 +110,8 @@ ON CONFLICT (series, key, at) DO NOTHING
 RETURNING id
 """
 
-# Runs that should have moved and did not: a cancel (also by a run deadline) that its driver has not answered; a run that
-# has waited a day although its tenant is admitted. Per tenant the oldest only. Index: run_driver, run_queue.
+# Runs that should have moved and did not: a cancel (also by a run deadline) that its driver has not answered; a run
+# that has waited a day although its tenant is admitted. Per tenant the oldest only. Index: run_driver, run_queue.
 READ_STUCK: Final = """
 SELECT r.id, t.slug AS tenant, 'cancel_unanswered' AS why, r.driver_name,
        extract(epoch FROM statement_timestamp() - r.cancel_requested_at)::float8 AS seconds

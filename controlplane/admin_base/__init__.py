@@ -57,6 +57,7 @@ class ModelAdmin(VerbAdmin, _SkinModelAdmin):
     paginator = EstimatingPaginator
     # The exact count of all rows beside the filtered one costs a scan of a million runs at every click.
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
     list_per_page = 50
     list_fullwidth = True
     list_filter_submit = True

@@ -40,6 +40,27 @@ class IndexedValuesFilter(SimpleListFilter):
         return queryset.filter(**{self.column: value}) if value else queryset
 
 
+class FixedValuesFilter(SimpleListFilter):
+    """Base of filters over a column whose values are known: none is looked for."""
+
+    values: tuple[str, ...] = ()
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
+        """The known values."""
+        return [(value, value.replace("_", " ")) for value in self.values]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Exactly the chosen one."""
+        value = self.value()
+        return queryset.filter(**{self.parameter_name or "": value}) if value else queryset
+
+
+def fixed_values(name: str, *values: str) -> type[FixedValuesFilter]:
+    """A filter over a column with known values."""
+    attributes = {"parameter_name": name, "title": name.replace("_", " "), "values": values}
+    return type(f"{name.title()}Filter", (FixedValuesFilter,), attributes)
+
+
 def indexed_values(name: str, title: str = "") -> type[IndexedValuesFilter]:
     """A filter over one indexed text column."""
     attributes = {"column": name, "parameter_name": name, "title": title or name.replace("_", " ")}

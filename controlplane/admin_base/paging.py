@@ -30,7 +30,7 @@ class EstimatingPaginator(_Paginator):
     @cached_property
     def count(self) -> int:
         """How many rows there are, or about that many."""
-        rows: QuerySet[Any] = self.object_list.order_by()  # type: ignore[attr-defined]
+        rows: QuerySet[Any] = self.object_list.order_by()  # type: ignore[attr-defined] # the admin passes a queryset
         counted = int(rows[: COUNT_CAP + 1].count())
         if counted <= COUNT_CAP or rows.query.where:
             return counted

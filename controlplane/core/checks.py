@@ -85,27 +85,35 @@ def _leadership_relations(c: ControlPlaneSettings) -> list[Relation]:
         (
             "E040",
             0 < c.leader_renew_seconds <= c.leader_lease_seconds / 3,
-            "CONTROLPLANE_LEADER_RENEW_SECONDS must be above 0 and at most a third of "
-            "CONTROLPLANE_LEADER_LEASE_SECONDS: belief ends one renewal before the lease, and one lost renewal must not end it",
+            (
+                "CONTROLPLANE_LEADER_RENEW_SECONDS must be above 0 and at most a third of "
+                "CONTROLPLANE_LEADER_LEASE_SECONDS: belief ends one renewal before the lease does"
+            ),
         ),
         (
             "E041",
             0 < c.leader_tick_seconds <= c.leader_renew_seconds / 2 and c.ticker_seconds > 0,
-            "CONTROLPLANE_LEADER_TICK_SECONDS must be above 0 and at most half of CONTROLPLANE_LEADER_RENEW_SECONDS, "
-            "and CONTROLPLANE_TICKER_SECONDS above 0",
+            (
+                "CONTROLPLANE_LEADER_TICK_SECONDS must be above 0 and at most half of "
+                "CONTROLPLANE_LEADER_RENEW_SECONDS, and CONTROLPLANE_TICKER_SECONDS above 0"
+            ),
         ),
         (
             "E042",
             0 < 2 * c.sweep_transaction_seconds <= c.fire_silent_seconds,
-            "CONTROLPLANE_FIRE_SILENT_SECONDS must be at least twice CONTROLPLANE_SWEEP_TRANSACTION_SECONDS: "
-            "a sweep in its longest transaction must not be taken for dead",
+            (
+                "CONTROLPLANE_FIRE_SILENT_SECONDS must be at least twice CONTROLPLANE_SWEEP_TRANSACTION_SECONDS: "
+                "a sweep in its longest transaction must not be taken for dead"
+            ),
         ),
         (
             "E043",
             min(c.reap_interval_seconds, c.audit_interval_seconds, c.sweep_budget_seconds, c.stuck_seconds) > 0
             and c.reap_interval_seconds < c.permit_renew_seconds / 2,
-            "intervals of sweeps must be above 0, and CONTROLPLANE_REAP_INTERVAL_SECONDS below half of "
-            "CONTROLPLANE_PERMIT_RENEW_SECONDS: a longer gap between two passes counts as an outage of the database",
+            (
+                "intervals of sweeps must be above 0, and CONTROLPLANE_REAP_INTERVAL_SECONDS below half of "
+                "CONTROLPLANE_PERMIT_RENEW_SECONDS: a longer gap between passes counts as an outage"
+            ),
         ),
     ]
 

@@ -41,6 +41,8 @@ def database(env: environ.Env) -> dict[str, Any]:
         )
     options = settings.setdefault("OPTIONS", {})
     pooled = bool(env.str("DATABASE_DIRECT_URL", default=""))
+    # Only named statements are bound by the server and so prepared (controlplane.core.sql); the ORM's are not.
+    options["prepare_threshold"] = 5
     if pooled:
         # A transaction pooler gives every transaction another connection: nothing prepared on one is on the next.
         options["prepare_threshold"] = None

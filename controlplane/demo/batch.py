@@ -6,12 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from admission.models import Tenant
 from admission.services.readings import read_drift, read_highest_concurrency
-from controlplane.demo.humaneval import DemoRun, demo_runs, long_run
+from controlplane.demo.humaneval import PROBLEMS, DemoRun, demo_runs, long_run
 from runners.client import Client
 
 POLL_SECONDS = 0.5
@@ -27,13 +27,13 @@ class TenantBatch:
     slug: str
     quota: int | None
     client: Client
-    runs: list[DemoRun] = field(default_factory=demo_runs)
-    batch: str = ""
+    runs: list[DemoRun]
+    batch: str
     batch_id: int = 0
     last_said: tuple[int, int] = (-1, -1)
 
     def submit(self) -> None:
-        """All 176 at once; the keys make a repeat harmless."""
+        """All at once; the keys make a repeat harmless."""
         items = [{"spec": run.spec, "idempotency_key": f"{self.batch}/{run.name}"} for run in self.runs]
         answer = self.client.submit_batch(self.batch, items)
         self.batch_id = answer["id"]
@@ -54,11 +54,13 @@ class TenantBatch:
 class Demo:
     """The batch of all tenants."""
 
-    def __init__(self, url: str, tenants: Mapping[str, Mapping[str, Any]], say: Say) -> None:
+    def __init__(
+        self, url: str, tenants: Mapping[str, Mapping[str, Any]], say: Say, *, problems: int = PROBLEMS
+    ) -> None:
         self._say = say
         name = f"humaneval-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         self.batches = [
-            TenantBatch(slug, facts["quota"], Client(url, facts["token"]), batch=name)
+            TenantBatch(slug, facts["quota"], Client(url, facts["token"]), demo_runs(problems), name)
             for slug, facts in tenants.items()
         ]
 

@@ -17,6 +17,7 @@ from controlplane.core.sql import Row, one, rows
 from controlplane.fleet import sql
 
 COUNT_CAP = 100_000
+ENDED_CAP = 50_000
 TENANT_QUEUE_CAP = 10_000
 TENANT_ROWS = 12
 TENANTS_WITH_BACKLOG = 1000
@@ -101,7 +102,7 @@ class Fleet:
     components: list[Component]
     audit: Sequence[AuditEntry]
     minutes: list[MinuteBar] = field(default_factory=list)
-    ended_last_hour: int = 0
+    ended_last_hour: str = "0"
 
 
 def read_fleet() -> Fleet:
@@ -109,11 +110,11 @@ def read_fleet() -> Fleet:
     started = time.perf_counter()
     states = one(sql.READ_STATES, {"cap": COUNT_CAP + 1, "tenants": TENANTS_WITH_BACKLOG}) or {}
     latency = time.perf_counter() - started
-    ended = {row["state"]: row["ended"] for row in rows(sql.READ_ENDED, {"cap": COUNT_CAP + 1})}
+    ended = {row["state"]: row["ended"] for row in rows(sql.READ_ENDED, {"cap": ENDED_CAP})}
     tenants = rows(sql.READ_TENANTS, {"rows": TENANT_ROWS, "cap": TENANT_QUEUE_CAP + 1})
     drivers = [_driver(row) for row in rows(sql.READ_DRIVERS, {"rows": DRIVER_ROWS})]
     permits = one(sql.READ_PERMITS) or {}
-    minutes = rows(sql.READ_MINUTES, {"cap": COUNT_CAP})
+    minutes = rows(sql.READ_MINUTES, {"cap": ENDED_CAP})
     return Fleet(
         now=states["now"],
         tiles=_tiles(states, ended),
@@ -123,7 +124,7 @@ def read_fleet() -> Fleet:
         components=_components(states, permits, drivers, latency),
         audit=list(AuditEntry.objects.order_by("-id")[:AUDIT_ROWS]),
         minutes=_chart(minutes),
-        ended_last_hour=sum(row["good"] + row["other"] for row in minutes),
+        ended_last_hour=_number(sum(row["good"] + row["other"] for row in minutes), ENDED_CAP - 1),
     )
 
 
@@ -139,11 +140,12 @@ def _tiles(states: Row, ended: dict[str, int]) -> list[Tile]:
         Tile("running", f"{states['running']:,}", "run", "state__exact=running"),
     ]
     tones = {"succeeded": "good", "failed": "bad", "timed_out": "warn", "interrupted": "warn", "cancelled": "mute"}
+    # At the cap these are no longer the counts of a day: the tile says what they are of.
+    period = f"of the last {ENDED_CAP:,}" if sum(ended.values()) >= ENDED_CAP else "last 24 h"
     for ending in ENDINGS:
         count = ended.get(ending, 0)
         tone = tones[ending] if count else "mute"
-        value = _number(count, COUNT_CAP)
-        tiles.append(Tile(ending.replace("_", " "), value, tone, f"state__exact={ending}", "last 24 h"))
+        tiles.append(Tile(ending.replace("_", " "), f"{count:,}", tone, f"state__exact={ending}", period))
     return tiles
 
 

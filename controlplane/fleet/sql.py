@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 # Counts per state, and the longest wait. Queued and ended runs are counted up to a cap each; admitted and running ones
-# are bounded by the fleet's slots. The longest wait looks at the head of each waiting tenant's queue only.
+# are bounded by the fleet's slots. The orders are those of the partial indexes: without them the planner reads the
+# whole table, hoping to meet queued rows early. The longest wait looks at the head of each waiting queue only.
 # Indexes: run_queue, run_delayed, run_driver, run_finished, counter_fair_order's tenants by counter_scope_key.
 READ_STATES: Final = """
 SELECT statement_timestamp() AS now,
        current_setting('server_version') AS server_version,
        (SELECT count(*) FROM (
-           SELECT FROM admission_run WHERE state = 'queued' AND NOT delayed LIMIT %(cap)s) q) AS queued,
+           SELECT FROM admission_run WHERE state = 'queued' AND NOT delayed
+           ORDER BY tenant_id, rank_at, id LIMIT %(cap)s) q) AS queued,
        (SELECT count(*) FROM (
-           SELECT FROM admission_run WHERE state = 'queued' AND delayed LIMIT %(cap)s) q) AS delayed,
+           SELECT FROM admission_run WHERE state = 'queued' AND delayed
+           ORDER BY not_before LIMIT %(cap)s) q) AS delayed,
        held.admitted, held.running,
        (SELECT extract(epoch FROM statement_timestamp() - min(head.created_at))::float8 FROM (
            SELECT tenant_id FROM admission_counter WHERE scope = 'tenant' AND backlog LIMIT %(tenants)s) c

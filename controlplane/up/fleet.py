@@ -136,6 +136,7 @@ class Fleet:
 
     def _start_demo(self, facts: Mapping[str, Any]) -> None:
         words = ["demo", "--url", f"http://127.0.0.1:{self._options.port}"]
+        words += ["--problems", str(self._options.problems)]
         if self._execution.docker_socket:
             words += ["--docker-socket", self._execution.docker_socket]
         if not self._options.once:

@@ -21,6 +21,7 @@ class Options:
     once: bool
     as_json: bool
     demo: bool
+    problems: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Effects outside the database: decided once, under the term, and done at least once afterwards (rule L6).
 
-Deciding is `declare`, in the transaction of whoever decides. Delivering runs on every replica and needs no leader: each
-intent is claimed by one statement. A deliverer that dies after the effect and before noting it repeats it.
+Deciding is `declare`, in the transaction of whoever decides. Delivering runs on every replica and needs no leader:
+each intent is claimed by one statement. A deliverer that dies after the effect and before noting it repeats it.
 """
 
 from __future__ import annotations

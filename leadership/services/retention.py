@@ -12,6 +12,7 @@ BATCH = 2000
 MOST_BATCHES = 50
 DAY_SECONDS = 86_400
 FAILED_FACTOR = 4
+PLACE_DAYS = 1.0
 INTENT_DAYS = 90.0
 """The key of a delivered intent keeps its effect from being decided again: kept longer than any run stays open."""
 
@@ -25,6 +26,7 @@ def delete_expired() -> Progress:
             "fires": _delete(sql.DELETE_FIRES, days, state=FireState.DONE.value),
             "failed_fires": _delete(sql.DELETE_FIRES, FAILED_FACTOR * days, state=FireState.FAILED.value),
             "samples": _delete(sql.DELETE_SAMPLES, settings.sample_retention_days),
+            "places": _delete(sql.DELETE_SEEN, PLACE_DAYS),
             "intents": _delete(sql.DELETE_INTENTS, INTENT_DAYS),
         }
     )

@@ -1,19 +1,24 @@
-"""A replica's part in leadership: it competes for the lease, sends what is due while it leads, and runs local loops."""
+"""A replica's part in leadership: it competes, sends what is due while it leads, and runs local loops."""
 
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Callable
 
 from django.db import DatabaseError
 
 from leadership.election import LeaderElector, Observer
-from leadership.local import declare_loops, local_loops, run_local
+from leadership.local import declare_loops, local_loops, noted
 from leadership.registry import get_loop
 from leadership.ticker import Ticker
-from recovery.replica.ticking import Ticking
+from recovery.replica.ticking import Ticking, no_jitter
 
 log = logging.getLogger(__name__)
+
+
+def own_loop(name: str, place: str, tick: Callable[[], None], *, jitter: Callable[[], float] = no_jitter) -> Ticking:
+    """A thread for a loop that the process runs itself; its period comes from the registry."""
+    return Ticking(name, noted(name, place, tick), get_loop(name).seconds(), jitter=jitter)
 
 
 class Leading:
@@ -24,9 +29,9 @@ class Leading:
         ticker = Ticker(self.elector.term)
         # A thread each: a slow send must not delay a renewal, nor a mail server the sweeps.
         self._threads = [
-            Ticking("lease", self.elector.tick, get_loop("lease").seconds()),
-            Ticking("ticker", ticker.tick, get_loop("ticker").seconds()),
-            *(Ticking(loop.name, partial(run_local, loop), loop.seconds()) for loop in local_loops()),
+            own_loop("lease", name, self.elector.tick),
+            own_loop("ticker", name, ticker.tick),
+            *(Ticking(loop.name, tick, loop.seconds()) for loop, tick in local_loops(name)),
         ]
 
     def start(self) -> None:

@@ -18,11 +18,10 @@ from django.db import DatabaseError, connection
 
 from controlplane.core.conf import conf
 from controlplane.core.identity import current_process
-from leadership.registry import get_loop
 from recovery.replica.envelope import MachineEnvelope
 from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
 from recovery.replica.holds import HoldKeeper
-from recovery.replica.leading import Leading
+from recovery.replica.leading import Leading, own_loop
 from recovery.replica.ticking import Ticking, cryptographic_jitter
 from recovery.services.reconcile import Report, reconcile
 from recovery.services.replicas import Machine, beat, leave, register_replica, replica_driver
@@ -71,10 +70,10 @@ class ReplicaProcess:
 
     def _make_loops(self) -> list[Ticking]:
         return [
-            Ticking("beat", self._beat, get_loop("beat").seconds()),
-            Ticking("probe", self._envelope.sample, get_loop("probe").seconds()),
-            Ticking("holds", self._keeper.tick, get_loop("holds").seconds()),
-            Ticking("reconcile", self._reconcile, get_loop("reconcile").seconds(), jitter=cryptographic_jitter),
+            own_loop("beat", self._name, self._beat),
+            own_loop("probe", self._name, self._envelope.sample),
+            own_loop("holds", self._name, self._keeper.tick),
+            own_loop("reconcile", self._name, self._reconcile, jitter=cryptographic_jitter),
         ]
 
     def run(self) -> int:

@@ -14,10 +14,9 @@ from pydantic import ValidationError
 from admission.spec import parse_spec
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
 from runners.agent.control import ControlUnavailable, LogOffset, Superseded
+from runners.agent.wording import MAX_DETAIL, MAX_REASON, storable
 from runners.transport import ApiError, Transport, Unreachable, decoded
 
-MAX_DETAIL = 4000
-MAX_REASON = 60
 _NO_CONTENT, _UNAUTHORIZED, _CONFLICT, _RANGE, _TOO_MANY = 204, 401, 409, 416, 429
 
 OnVerdict = Callable[[RunKey, Verdict], None]
@@ -100,7 +99,7 @@ class HttpControl:
 
     def give_back(self, keys: Sequence[RunKey], reason: str) -> None:
         """Return runs of which nothing is left here."""
-        returned = [{**_named(key), "ending": "returned", "reason": _text(reason, MAX_REASON)} for key in keys]
+        returned = [{**_named(key), "ending": "returned", "reason": storable(reason, MAX_REASON)} for key in keys]
         self._verdicts("/runner/results", {"results": returned})
         self._forget(keys)
 
@@ -110,7 +109,7 @@ class HttpControl:
             spec = parse_spec(item["spec"])
         except ValidationError as error:
             detail = f"this runner's version cannot read the specification: {error}"
-            unreadable = {"ending": "failed", "reason": "invalid_spec", "detail": _text(detail, MAX_DETAIL)}
+            unreadable = {"ending": "failed", "reason": "invalid_spec", "detail": storable(detail, MAX_DETAIL)}
             self._verdicts("/runner/results", {"results": [{**_named(key), **unreadable}]})
             return None
         with self._lock:
@@ -177,12 +176,7 @@ def _result(result: Result) -> dict[str, Any]:
     return {
         **_named(result.key),
         "ending": result.ending.value,
-        "reason": _text(result.reason, MAX_REASON),
-        "detail": _text(result.detail, MAX_DETAIL),
+        "reason": storable(result.reason, MAX_REASON),
+        "detail": storable(result.detail, MAX_DETAIL),
         "exit_code": result.exit_code,
     }
-
-
-def _text(text: str, most: int) -> str:
-    """What a JSON document and the database can hold: a result must never be refused for its wording."""
-    return text[:most].replace("\x00", "\ufffd").encode("utf-8", "replace").decode()

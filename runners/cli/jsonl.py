@@ -82,7 +82,9 @@ def _spec(text: bytes) -> dict[str, Any]:
 def describe(error: ValidationError) -> str:
     """Field and reason of each finding; never the value, which may be a secret."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    return "; ".join(f"{'.'.join(str(p) for p in e['loc']) or 'run'}: {e['msg']}" for e in found)
+    return "; ".join(
+        f"{'.'.join(str(p) for p in e['loc']) or 'run'}: {str(e['msg']).removeprefix('Value error, ')}" for e in found
+    )
 
 
 def portions(lines: Iterable[Line]) -> Iterator[list[Line]]:

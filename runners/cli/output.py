@@ -49,7 +49,7 @@ def guarded(work: Callable[[], T]) -> T:
     """Run a command's work; known failures become a message and an exit code, never a stack."""
     try:
         return work()
-    except ConfigError as error:
+    except (ConfigError, BadAddress) as error:
         fail(Exit.CONFIGURATION, str(error))
     except Unreachable as error:
         fail(Exit.UNREACHABLE, str(error), "Is the server running, and is the address right? Then repeat the command.")
@@ -58,7 +58,7 @@ def guarded(work: Callable[[], T]) -> T:
         found = [f"{one.get('field', '')}: {one.get('error', '')}" for one in error.errors]
         request = f"request id {error.request_id}" if error.request_id else ""
         fail(code, error.detail, *found, error.hint, request)
-    except (WrongInput, BadAddress) as error:
+    except WrongInput as error:
         fail(Exit.WRONG_INPUT, str(error))
 
 

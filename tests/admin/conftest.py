@@ -13,12 +13,6 @@ from controlplane.roles import install_roles
 from tests.admin import world as worlds
 
 
-@pytest.fixture(autouse=True)
-def no_collected_files(settings: Any) -> None:
-    """The finders serve static files; whitenoise would warn that nothing was collected."""
-    settings.STATIC_ROOT = None
-
-
 @pytest.fixture
 def world(db: None) -> dict[str, Any]:
     return worlds.build(runs=24)

@@ -15,6 +15,7 @@ from django.urls import reverse
 
 from admission.models import Counter as CounterRow
 from admission.models import Run
+from controlplane.fleet import selectors
 from controlplane.fleet.selectors import read_fleet
 from recovery.models import Replica
 from tests.admin.world import replica
@@ -29,6 +30,19 @@ def test_counts_are_those_of_the_ledger(world: dict[str, Any]) -> None:
     delayed = Run.objects.filter(state="queued", delayed=True).count()
     assert tiles.pop("queued") == states["queued"] - delayed
     assert tiles == {name: states[name] for name in tiles}
+
+
+def test_counts_that_reached_their_cap_do_not_pass_for_a_days(
+    world: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selectors, "ENDED_CAP", 3)
+    monkeypatch.setattr(selectors, "COUNT_CAP", 2)
+    fleet = read_fleet()
+    tiles = {tile.label: tile for tile in fleet.tiles}
+    assert tiles["queued"].value == "2+"
+    assert tiles["succeeded"].note == "of the last 3"
+    assert sum(int(tiles[name].value) for name in ("succeeded", "failed", "timed out", "cancelled")) == 3
+    assert fleet.ended_last_hour == "2+"
 
 
 def test_tenants_come_by_pressure_with_overage_and_use_without_quota(world: dict[str, Any]) -> None:

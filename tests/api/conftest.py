@@ -9,11 +9,11 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from admission.models import ApiToken, Tenant
+from admission.models import Tenant
+from admission.services.operator_tokens import issue_operator_token
 from admission.services.submitting import _fleet_depth
 from admission.services.tenants import issue_token
 from controlplane.core.audit import SYSTEM
-from controlplane.core.tokens import OPERATOR, new_token, shown_part, token_hash
 from tests import ledger
 
 Call = Callable[..., Any]
@@ -78,8 +78,7 @@ def make_operator(db: None) -> Call:
         for permission in permissions:
             app, _, name = permission.partition(".")
             account.user_permissions.add(Permission.objects.get(content_type__app_label=app, codename=name))
-        secret = new_token(OPERATOR)
-        ApiToken.objects.create(user=account, name="test", shown=shown_part(secret), hash=token_hash(secret))
+        _, secret = issue_operator_token(account, "test", actor=SYSTEM)
         return Caller(secret)
 
     return make

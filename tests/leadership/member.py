@@ -1,8 +1,8 @@
 """One process that competes for the lease, as a replica does, and writes down what it believed, and when.
 
-`python -m tests.leadership.member NAME JOURNAL`. Lines of the journal, all times of CLOCK_BOOTTIME, which every process of
-the machine shares: {"term", "from", "until"} for a belief that began or was extended, {"term", "ended"} for one that was
-ended early, {"term", "acted"} for a moment at which the process would have acted as the leader.
+`python -m tests.leadership.member NAME JOURNAL`. Lines of the journal, all times of CLOCK_BOOTTIME, which every
+process of the machine shares: {"term", "from", "until"} for a belief that began or was extended, {"term", "ended"} for
+one that was ended early, {"term", "acted"} for a moment at which the process would have acted as the leader.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def fork_and_try(elector: Any, journal: Journal) -> None:
 
 def main() -> None:
     django.setup()
-    from leadership.belief import now
-    from recovery.replica.leading import Leading
+    from leadership.belief import now  # noqa: PLC0415 - models need the settings first
+    from recovery.replica.leading import Leading  # noqa: PLC0415
 
     journal = Journal(JOURNAL)
     last: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """One execution of a fire in a process of its own, which a test stops where it likes.
 
-`python -m tests.leadership.sweeper LOOP FIRE_AT TERM`: prints the outcome. With COUNT_MARK the step writes, leaves its mark
-and is stopped inside its transaction; with COUNT_STOP_BEFORE the process is stopped before it begins.
+`python -m tests.leadership.sweeper LOOP FIRE_AT TERM`: prints the outcome. With COUNT_MARK the step writes, leaves its
+mark and is stopped inside its transaction; with COUNT_STOP_BEFORE the process is stopped before it begins.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import django
 
 def main() -> None:
     django.setup()
-    from leadership import execution, registry, sql
-    from tests.leadership.counting import steps
+    from leadership import execution, registry, sql  # noqa: PLC0415 - models need the settings first
+    from tests.leadership.counting import steps  # noqa: PLC0415
 
     if os.environ.get("COUNT_UNPROVED"):
         # The red variant: no proof of the term, and none of the fire's.
@@ -36,7 +36,7 @@ def main() -> None:
             return begin(sweep)
 
         execution._Sweep.run = stop_first  # type: ignore[method-assign]
-    print(execution.execute_fire(loop, fire_at, term).value)  # noqa: T201 - read by the test
+    print(execution.execute_fire(loop, fire_at, term).value)  # read by the test
 
 
 if __name__ == "__main__":

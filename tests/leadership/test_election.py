@@ -106,6 +106,14 @@ def test_a_refused_renewal_ends_belief_at_once() -> None:
 
 
 @pytest.mark.rule("L3")
+def test_a_leader_whose_lease_is_another_term_in_the_database_stops_at_its_next_look() -> None:
+    elector = lead("a")
+    Lease.objects.update(term=7)
+    elector.tick()
+    assert elector.term() is None
+
+
+@pytest.mark.rule("L3")
 def test_a_renewal_that_errors_lets_belief_decay(monkeypatch: pytest.MonkeyPatch) -> None:
     elector = lead("a")
     time.sleep(0.3)

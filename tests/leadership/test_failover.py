@@ -10,8 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
+from controlplane.core.identity import current_process
 from leadership.belief import now
 from leadership.models import Term
+from recovery.models import Replica
+from recovery.replica.process import ReplicaProcess
+from tests import ledger
 from tests.leadership.world import SMALL, World, beliefs, overlaps, until
 
 LEASE, TICK = SMALL["lease"], SMALL["tick"]
@@ -98,11 +102,6 @@ def test_a_forked_child_does_not_lead_and_does_not_hand_back_its_parents_lease(
 
 @pytest.mark.rule("L10")
 def test_a_forked_child_does_not_beat(transactional_db: None) -> None:
-    from controlplane.core.identity import current_process
-    from recovery.models import Replica
-    from recovery.replica.process import ReplicaProcess
-    from tests import ledger
-
     replica = ledger.make_replica()
     process = ReplicaProcess.__new__(ReplicaProcess)
     process._identity, process._replica = current_process(), replica

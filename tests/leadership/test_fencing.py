@@ -119,5 +119,3 @@ def test_without_a_bound_on_the_transaction_the_takeover_waits_for_as_long_as_it
     waiter.execute("SET statement_timeout = '2s'")
     with pytest.raises(Exception, match="statement timeout"):
         waiter.execute("UPDATE leadership_lease SET term = term + 1")
-
-

@@ -130,6 +130,20 @@ def test_a_fire_left_undone_is_taken_over_by_the_next_term_and_the_old_task_does
 
 
 @pytest.mark.rule("L11")
+def test_what_a_replaced_leader_sends_late_is_taken_over_too() -> None:
+    old, new = lead("a"), lead("b")
+    late = {"term": 1, "loops": ["probe"], "periods": [3600.0]}
+    ticker = Ticker(new.term)
+    ticker.tick()
+    Fire.objects.all().delete()
+    assert len(ledger.rows(sql.ENQUEUE, late)) == 1
+    assert old.term() == 1, "it has not looked yet"
+    ticker.tick()
+    assert Fire.objects.get().term == 2
+    assert execute_fire(*tasks()[-1]) == "done"
+
+
+@pytest.mark.rule("L11")
 def test_a_fire_whose_executor_died_under_a_lost_leader_is_executed_again() -> None:
     tick(lead("a"))
     Fire.objects.update(started_at=timezone.now(), progress_at=timezone.now(), worker="gone")

@@ -1,4 +1,4 @@
-"""The long forms: five members for three minutes under every fault at once, and failover at the product's own numbers."""
+"""The long forms: five members for three minutes under every fault, and failover at the product's own numbers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,9 @@ class Storm:
 
 
 @pytest.mark.rule("L1", "L2", "L3", "L6", "L7", "L11", "G5")
-def test_three_minutes_of_faults_with_one_believer_at_a_time_and_no_due_time_twice(server: Any, tmp_path: Path) -> None:
+def test_three_minutes_of_faults_with_one_believer_at_a_time_and_no_due_time_twice(
+    server: Any, tmp_path: Path
+) -> None:
     environment = small_environment(
         lease=LEASE,
         COUNT_SECONDS=str(PERIOD),
@@ -128,13 +131,13 @@ def test_three_minutes_of_faults_with_one_believer_at_a_time_and_no_due_time_twi
         "longest_gap": round(max(b - a for a, b in _gaps(due)), 1),
         "failover": {k: [round(v, 2) for v in values] for k, values in storm.took.items()},
     }
-    print(json.dumps(figures))  # noqa: T201 - the figures of the long run
+    print(json.dumps(figures))  # the figures of the long run
     assert unexplained == []
 
 
 def _gaps(due: list[datetime]) -> list[tuple[float, float]]:
     times = sorted(d.astimezone(UTC).timestamp() for d in due)
-    return [(a, b) for a, b in zip(times, times[1:], strict=False) if b - a > 1.5 * PERIOD]
+    return [(a, b) for a, b in pairwise(times) if b - a > 1.5 * PERIOD]
 
 
 def _explained(gap: tuple[float, float], faults: list[tuple[str, float, float]]) -> bool:
@@ -163,7 +166,7 @@ def test_failover_at_the_products_own_numbers(make_world: Callable[..., World]) 
         world.member(name)
         time.sleep(3)
     summary = {k: {"median": round(statistics.median(v), 2), "max": round(max(v), 2)} for k, v in took.items()}
-    print(json.dumps(summary))  # noqa: T201 - the figures of the benchmark table
+    print(json.dumps(summary))  # the figures of the benchmark table
     assert max(took["clean"]) < 2
     assert max(took["killed"]) < 30 + 1 + 1
     assert overlaps(beliefs(world.lines())) == []

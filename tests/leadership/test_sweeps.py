@@ -20,10 +20,12 @@ from admission.services.runs import HoldVerdict, renew_runs
 from admission.services.sampling import sample
 from admission.services.sweeps import end_pauses, pass_runner_leases
 from admission.services.tenants import pause_tenant
+from admission.sql import sweeping
 from admission.states import Scope
 from controlplane.core.audit import SYSTEM
 from controlplane.core.models import AuditEntry, Hold, Sample
 from controlplane.core.outages import clear, held
+from leadership import selectors
 from leadership.models import Intent
 from leadership.registry import loops
 from leadership.services import intents
@@ -167,8 +169,6 @@ def test_a_silence_that_goes_on_is_one_outage_and_a_new_sign_makes_the_next_one_
 
 
 def test_the_scan_for_lapsed_permits_uses_the_index(make_tenant: Any, connect: Connect) -> None:
-    from admission.sql import sweeping
-
     observer = connect()
     observer.execute("SET enable_seqscan = off")
     query = "EXPLAIN " + sweeping.READ_LAPSED_RUN_PERMITS
@@ -229,9 +229,7 @@ def test_drift_is_found_repaired_and_told_with_the_ids(make_tenant: Any, make_dr
 
 
 @pytest.mark.rule("A17")
-def test_a_repair_that_waited_for_an_admission_counts_what_it_admitted(
-    make_tenant: Any, connect: Connect
-) -> None:
+def test_a_repair_that_waited_for_an_admission_counts_what_it_admitted(make_tenant: Any, connect: Connect) -> None:
     tenant = make_tenant(9)
     claim_permit("ext:a", tenant_id=tenant.pk)
     Counter.objects.filter(scope="tenant", key=str(tenant.pk)).update(in_flight=4)
@@ -292,8 +290,6 @@ def test_a_run_that_waits_for_a_day_is_stuck_unless_its_tenant_is_paused(make_te
 
 @pytest.mark.rule("L6")
 def test_an_effect_that_fails_is_tried_again_later_and_given_up_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
-    from leadership import selectors
-
     def refuses(key: str, payload: Any) -> None:
         raise OSError("no mail server")
 

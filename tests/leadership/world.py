@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +101,8 @@ class World:
                 process.terminate()
         deadline = time.monotonic() + 10
         for process in self.processes.values():
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                pass
             _end_group(process)
 
     def log(self, name: str) -> str:
@@ -173,5 +173,5 @@ def counted(url: str, loop: str = "count") -> list[Any]:
 def missed(due: Sequence[Any], seconds: float) -> list[float]:
     """Gaps between consecutive due times that are longer than the period, in seconds."""
     times = sorted(d.timestamp() for d in due)
-    steps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    steps = [b - a for a, b in pairwise(times)]
     return [s for s in steps if s > seconds * 1.5]

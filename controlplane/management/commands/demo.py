@@ -14,6 +14,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from controlplane.demo.batch import Demo
+from controlplane.demo.humaneval import PROBLEMS
 from controlplane.processes import guarded
 
 OBSERVER_SECONDS = 10.0
@@ -28,6 +29,7 @@ class Command(BaseCommand):
         """Where the fleet is."""
         parser.add_argument("--url", required=True)
         parser.add_argument("--docker-socket", default="")
+        parser.add_argument("--problems", type=int, default=PROBLEMS)
         parser.add_argument("--long-run", action="store_true", help="Submit the tour's two-minute run as well.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -35,7 +37,7 @@ class Command(BaseCommand):
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         tenants = json.loads(os.environ.pop("WHARFINGER_DEMO_TENANTS"))
-        demo = Demo(options["url"], tenants, self._say)
+        demo = Demo(options["url"], tenants, self._say, problems=options["problems"])
         observer = _start_observer(options["docker_socket"], list(tenants))
         begun = time.monotonic()
         try:

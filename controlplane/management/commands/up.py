@@ -8,6 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from controlplane.demo.humaneval import PROBLEMS
 from controlplane.embedded.directories import EmbeddedError
 from controlplane.processes import ProcessError
 from controlplane.up.fleet import Fleet, refuse_taken_port
@@ -46,6 +47,12 @@ class Command(BaseCommand):
         )
         parser.add_argument("--once", action="store_true", help="End after the demo batch, with a summary.")
         parser.add_argument("--json", action="store_true", help="Print the summary as one JSON object.")
+        parser.add_argument(
+            "--problems",
+            type=int,
+            default=PROBLEMS,
+            help=f"Only the first so many of the demo's {PROBLEMS} problems; the broken solutions stay.",
+        )
         parser.add_argument("--no-demo", action="store_true", help="Submit nothing.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -77,6 +84,8 @@ def _options(given: dict[str, Any]) -> Options:
             raise CommandError(f"--{name} must be from 0 to {MOST_CHILDREN}, not {given[name]}")
     if given["replicas"] + given["runners"] == 0:
         raise CommandError("with neither a replica nor a runner nothing would ever be executed")
+    if not 0 <= given["problems"] <= PROBLEMS:
+        raise CommandError(f"--problems must be from 0 to {PROBLEMS}, not {given['problems']}")
     if given["once"] and given["no_demo"]:
         raise CommandError("--once ends after the demo batch; with --no-demo there is none")
     return Options(
@@ -87,4 +96,5 @@ def _options(given: dict[str, Any]) -> Options:
         once=given["once"],
         as_json=given["json"],
         demo=not given["no_demo"],
+        problems=given["problems"],
     )

@@ -1,0 +1,234 @@
+"""The `wharfinger` command against a server on a socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from admission.models import Run
+from admission.services.tenants import issue_token
+from controlplane.core.audit import SYSTEM
+from runners.cli import app
+from runners.cli.jsonl import line_key, ranges, read_lines
+from runners.services.logs import append_log
+from tests import ledger
+
+Command = Callable[..., Any]
+
+GOOD = '{"command": ["true"], "name": "good"}'
+LINES = [
+    GOOD,
+    '{"comand": ["true"]}',
+    "",
+    "not json",
+    '{"command": ["true"], "weight": 0}',
+    "[1]",
+    '{"command": ["echo", "ü"]}',
+]
+
+
+@pytest.fixture
+def tenant_row(transactional_db: None) -> Any:
+    return ledger.make_tenant()
+
+
+@pytest.fixture
+def command(live_server: Any, tenant_row: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """`command("runs", "--json")`: run the command line as this tenant."""
+    monkeypatch.setenv("WHARFINGER_URL", live_server.url)
+    monkeypatch.setenv("WHARFINGER_TOKEN", issue_token(tenant_row, "cli", actor=SYSTEM)[1])
+    monkeypatch.setenv("WHARFINGER_CONFIG", str(tmp_path / "config" / "config.toml"))
+    monkeypatch.delenv("WHARFINGER_RUNNER_STATE", raising=False)
+
+    def run(*words: str, **options: Any) -> Any:
+        return CliRunner().invoke(app, list(words), **options)
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "runs.jsonl"
+    path.write_text("\n".join(LINES) + "\n")
+    return str(path)
+
+
+@pytest.mark.rule("X5")
+def test_wrong_lines_are_reported_and_do_not_hinder_the_others(command: Command, file: str) -> None:
+    done = command("submit", "--file", file)
+    assert done.exit_code == 2
+    assert "line 2: command: Field required; comand: Extra inputs are not permitted" in done.stderr
+    assert "line 4: is not JSON" in done.stderr
+    assert "line 5: weight" in done.stderr
+    assert "line 6: is not a JSON object" in done.stderr
+    assert "submitted 2 runs to batch 'runs': lines 1, 7" in done.stderr
+    assert "4 lines are wrong and were not submitted: lines 2, 4-6" in done.stderr
+    assert Run.objects.count() == 2
+
+
+@pytest.mark.rule("A27")
+def test_a_repeat_of_the_same_file_submits_nothing_twice_and_says_so(command: Command, file: str) -> None:
+    command("submit", "--file", file)
+    again = command("submit", "--file", file)
+    assert again.exit_code == 2
+    assert "2 runs were there already, nothing was submitted twice: lines 1, 7" in again.stderr
+    assert Run.objects.count() == 2
+    anew = command("submit", "--file", file, "--again")
+    assert "submitted 2 runs" in anew.stderr
+    command("submit", "--file", file, "--batch", "other")
+    assert Run.objects.count() == 6
+
+
+def test_the_answer_as_json(command: Command, file: str) -> None:
+    done = command("submit", "--file", file, "--json")
+    report = json.loads(done.stdout)
+    assert [entry["line"] for entry in report["submitted"]] == [1, 7]
+    assert [entry["line"] for entry in report["wrong"]] == [2, 4, 5, 6]
+    assert {entry["run"] for entry in report["submitted"]} == set(Run.objects.values_list("pk", flat=True))
+    assert report["failure"] == ""
+
+
+def test_a_file_of_right_lines_ends_well(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(f'{{"command": ["echo", "{n}"]}}\n' for n in range(1200)))
+    done = command("submit", "--file", str(path))
+    assert (done.exit_code, Run.objects.count()) == (0, 1200)
+    assert "lines 1-1200" in done.stderr
+
+
+def test_standard_input_and_an_empty_file(command: Command) -> None:
+    assert command("submit", "--file", "-", input=GOOD + "\n").exit_code == 0
+    assert "holds no runs" in command("submit", "--file", "-", input="\n\n").stderr
+
+
+def test_waiting_ends_with_the_runs(command: Command, file: str, make_driver: Any) -> None:
+    ledger.submit(Run.objects.model.tenant.field.related_model.objects.get())  # not of the batch
+    command("submit", "--file", file)
+    driver = make_driver()
+    ledger.succeed(driver, ledger.start(driver, ledger.admit_all(driver)))
+    done = command("submit", "--file", file, "--wait")
+    assert "ended: 2 succeeded" in done.stderr
+    assert done.exit_code == 2  # the wrong lines
+
+
+def test_one_run(command: Command) -> None:
+    done = command("submit", "--image", "debian:stable", "--name", "one", "--", "echo", "--flag", "hi")
+    run = Run.objects.get()
+    assert (done.exit_code, done.stdout) == (0, f"{run.pk}\n")
+    assert run.spec == {"name": "one", "image": "debian:stable", "command": ["echo", "--flag", "hi"]}
+
+
+def test_runs_are_listed(command: Command, file: str) -> None:
+    command("submit", "--file", file, "--batch", "b")
+    command("submit", "--", "true")
+    listed = json.loads(command("runs", "--batch", "b", "--json").stdout)
+    assert [run["name"] for run in listed] == ["", "good"]
+    lines = command("runs", "--state", "queued", "--limit", "2").stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[0].split("\t")[2] == "queued"
+
+
+@pytest.mark.rule("X5")
+def test_logs_follow_a_run_over_its_attempts(command: Command, tenant_row: Any, make_driver: Any) -> None:
+    run = ledger.submit(tenant_row)[0]
+    driver = make_driver()
+    held = ledger.start(driver, ledger.admit_all(driver))
+    append_log(driver, *held[0], 0, b"one\ntwo\n")
+    assert command("logs", str(run)).stdout == "one\ntwo\n"
+    ledger.succeed(driver, held)
+    followed = command("logs", "-f", str(run))
+    assert (followed.exit_code, followed.stdout) == (0, "one\ntwo\n")
+
+
+@pytest.mark.rule("X5")
+def test_cancel(command: Command, tenant_row: Any) -> None:
+    run = ledger.submit(tenant_row)[0]
+    done = command("cancel", str(run), "999999", "--reason", "enough")
+    assert done.exit_code == 1
+    assert f"run {run}: cancelled" in done.stderr
+    assert "run 999999: There is no run 999999." in done.stderr
+    assert ledger.run(run).cancel_reason == "enough"
+
+
+def test_login_proves_and_stores_the_token_for_its_owner_only(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    token = os.environ["WHARFINGER_TOKEN"]
+    monkeypatch.delenv("WHARFINGER_TOKEN")
+    refused = command("login", input="wht_wrong\n")
+    assert refused.exit_code == 77
+    path = tmp_path / "config" / "config.toml"
+    assert not path.exists()
+    assert command("login", input=f"{token}\n").exit_code == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    monkeypatch.delenv("WHARFINGER_URL")
+    assert command("runs").exit_code == 0
+    assert token not in command("runs").output
+
+
+def test_failures_say_what_to_do(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert command("submit").exit_code == 2
+    assert "there is no file" in command("submit", "--file", str(tmp_path / "none")).stderr
+    assert "image: must be" in command("submit", "--image", " ", "--", "true").stderr
+    nowhere = command("runs", "--url", "nonsense")
+    assert nowhere.exit_code == 78
+    assert "no address" in nowhere.stderr
+    token = tmp_path / "token"
+    token.write_text("wht_other\n")
+    assert command("runs", "--token-file", str(token)).exit_code == 77
+    assert command("runs", "--token-file", str(tmp_path / "none")).exit_code == 78
+    monkeypatch.delenv("WHARFINGER_TOKEN")
+    assert "wharfinger login" in command("runs").stderr
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.toml").write_text("= wrong")
+    assert "cannot be read" in command("runs").stderr
+
+
+def test_a_server_that_is_away(command: Command, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    monkeypatch.setattr("runners.client.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("runners.client.Client.__init__.__kwdefaults__", {"patience": 0.1}, raising=False)
+    monkeypatch.setenv("WHARFINGER_URL", "http://127.0.0.1:9")
+    assert command("runs").exit_code == 69
+    done = command("submit", "--file", file)
+    assert done.exit_code == 1
+    assert "not known to be submitted: lines 1, 7" in done.stderr
+
+
+@pytest.mark.rule("Q12")
+def test_the_command_line_needs_no_django() -> None:
+    script = "import sys, runners.cli, runners.client; sys.exit('django' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_module_can_be_run(command: Command) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "runners.cli", "runs", "--json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == []
+
+
+def test_the_key_of_a_line() -> None:
+    assert line_key("b", 1, b"x") == line_key("b", 1, b"x")
+    others = {line_key("b", 1, b"x"), line_key("b", 2, b"x"), line_key("c", 1, b"x"), line_key("b", 1, b"y")}
+    assert len(others | {line_key("b", 1, b"x", "salt")}) == 5
+
+
+def test_lines_of_any_kind() -> None:
+    found = read_lines([b'{"command": ["x"]}\r\n', b"\xff\n", b"[" * 50_000, b'{"command": ["a\\u0000"]}'], "b")
+    assert [line.number for line in found.right] == [1]
+    assert sorted(found.wrong) == [2, 3, 4]
+    assert "UTF-8" in found.wrong[2]
+
+
+def test_ranges() -> None:
+    assert ranges([3, 1, 2, 7, 9, 10]) == "1-3, 7, 9-10"
+    assert ranges([]) == ""

@@ -1,0 +1,49 @@
+"""No statement of a hot path reads a whole table: with sequential scans made dear, none is left in any plan."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from admission.api.reading import COUNT_STATES
+from runners import sql
+
+pytestmark = pytest.mark.django_db
+
+HOLD = {"run": 1, "epoch": 1, "driver_kind": "runner", "driver_id": 1}
+STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "find_runner": (sql.FIND_RUNNER, {"hash": b"x", "resolution": 5}),
+    "note_contact": (sql.NOTE_CONTACT, {"runner": 1, "resolution": 5}),
+    "lock_runner": (sql.LOCK_RUNNER, {"runner": 1}),
+    "use_enrolment": (sql.USE_ENROLMENT, {"hash": b"x"}),
+    "store_claim": (sql.STORE_CLAIM, {"runner": 1, "request_id": "r", "runs": "[]"}),
+    "forget_claim": (sql.FORGET_CLAIM, {"runner": 1, "request_id": "r"}),
+    "read_claim": (sql.READ_CLAIM, {"runner": 1, "request_id": "r"}),
+    "append_log": (sql.APPEND_LOG, {**HOLD, "offset": 0, "data": b"x", "cut": False}),
+    "read_log_end": (sql.READ_LOG_END, {"run": 1, "attempt": 1}),
+    "read_log": (sql.READ_LOG, {"run": 1, "attempt": 1, "offset": 5, "limit": 100}),
+    "read_log_state": (sql.READ_LOG_STATE, {"run": 1, "attempt": None, "tenant_id": 1}),
+    "delete_old_claims": (sql.DELETE_OLD_CLAIMS, {"age": 600, "limit": 1000}),
+    "delete_old_logs": (sql.DELETE_OLD_LOGS, {"age": 600, "after": 0, "limit": 1000}),
+    "count_states": (COUNT_STATES, {"batches": [1, 2], "bound": 1000}),
+}
+
+
+def scanned_whole(plan: dict[str, Any]) -> list[str]:
+    """Tables that some node of the plan reads from end to end."""
+    own = [plan["Relation Name"]] if plan["Node Type"] == "Seq Scan" else []
+    return own + [table for child in plan.get("Plans", []) for table in scanned_whole(child)]
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_each_statement_has_its_index(name: str) -> None:
+    statement, parameters = STATEMENTS[name]
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute(f"EXPLAIN (FORMAT JSON) {statement}", parameters)
+        found = cursor.fetchone()[0]
+    plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+    assert scanned_whole(plan) == []
