@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from admission.services.permits import MAX_LAPSE_SECONDS, MIN_LAPSE_SECONDS
 from admission.services.submitting import MAX_KEY, MAX_RUNS
 from admission.spec import MAX_INTEGER, RunSpec
 
@@ -117,4 +118,6 @@ class PermitBody(Body):
 
     id: PermitId
     weight: int = Field(default=1, ge=1, le=MAX_INTEGER)
-    lapse_seconds: Annotated[float | None, Field(default=None, ge=1, le=7 * 86_400, description="Lease length.")]
+    lapse_seconds: Annotated[
+        float | None, Field(default=None, ge=MIN_LAPSE_SECONDS, le=MAX_LAPSE_SECONDS, description="Lease length.")
+    ]

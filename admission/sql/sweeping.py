@@ -24,6 +24,21 @@ WHERE p.renewed_at < statement_timestamp() - make_interval(secs => %(lapse)s) AN
   AND p.renewed_at < statement_timestamp() - make_interval(secs => p.lapse_seconds)
 ORDER BY 1 LIMIT %(limit)s
 """
+# The same under one limit, after a refusal by it. Index: permit_counter.
+READ_LAPSED_UNDER_LIMIT: Final = """
+SELECT DISTINCT p.run_id AS id FROM admission_permit p
+WHERE p.scope = %(scope)s AND p.key = %(key)s AND p.run_id IS NOT NULL
+  AND p.renewed_at < statement_timestamp() - make_interval(secs => p.lapse_seconds)
+ORDER BY 1 LIMIT %(limit)s
+"""
+# Limits under which a permit lapsed for as long as permits of runs live. Unlimited counters refuse nobody. No locks.
+# Index: permit_renewed, counter_scope_key.
+READ_LAPSED_LIMITS: Final = """
+SELECT DISTINCT p.scope, p.key FROM admission_permit p JOIN admission_counter c ON c.scope = p.scope AND c.key = p.key
+WHERE p.renewed_at < statement_timestamp() - make_interval(secs => %(lapse)s) AND c."limit" IS NOT NULL
+  AND p.renewed_at < statement_timestamp() - make_interval(secs => p.lapse_seconds)
+LIMIT %(limit)s
+"""
 # The runs first, then their permits: the lock order. A driver's renewal locks the run before the permit, so it is
 # over, or waits for us and then finds the epoch moved. Index: primary key.
 LOCK_RUNS: Final = """
