@@ -204,6 +204,7 @@ class Run(models.Model):
             ),
             models.Index(fields=("driver_kind", "driver_id", "id"), name="run_driver", condition=Q(state__in=HOLDING)),
             models.Index(fields=("tenant", "-id"), name="run_tenant"),
+            models.Index(fields=("state", "-id"), name="run_state"),
             models.Index(fields=("tenant", "state", "-id"), name="run_tenant_state"),
             models.Index(fields=("batch", "id"), name="run_batch", condition=Q(batch__isnull=False)),
             models.Index(fields=("-finished_at",), name="run_finished", condition=Q(finished_at__isnull=False)),

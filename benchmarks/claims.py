@@ -160,8 +160,15 @@ def _pgbench(url: str, clients: int, tenants: list[int], seconds: float) -> str:
     binary = shutil.which("pgbench") or (str(newest[-1]) if newest else None)
     if binary is None:
         return ""
-    values = {"holder": "'ext:pgbench-' || :client_id", "tenant_id": ":t", "scope": "'tenant'", "key": ":t::text",
-              "weight": "1", "lapse_seconds": "1800", "driver_name": "''"}  # fmt: skip
+    values = {
+        "holder": "'pgbench-' || :client_id::text",
+        "tenant_id": ":t::bigint",
+        "scope": "'tenant'",
+        "key": ":t::bigint::text",
+        "weight": "1",
+        "lapse_seconds": "1800",
+        "driver_name": "''",
+    }
     script = f"\\set t random({tenants[0]}, {tenants[-1]})\n" + "".join(
         (statement % {k: f"({v})" for k, v in values.items()}).replace("\n", " ") + ";\n"
         for statement in (sql.CLAIM_PERMIT, sql.RELEASE_PERMIT)

@@ -37,7 +37,7 @@ class LeaderElector:
         self._pid = os.getpid()
         self._belief: Belief | None = None
         self._held_term = 0
-        self._stopped = False
+        self._stopped = threading.Event()
         self._compete_from = 0.0
         self._memory = threading.Lock()  # guards what is believed; held for assignments only
         self._asking = threading.Lock()  # one query at a time; held while the database answers
@@ -52,13 +52,13 @@ class LeaderElector:
         if os.getpid() != self._pid:
             return  # a forked child: the lease is its parent's
         with self._asking:
-            if self._stopped:
+            if self._stopped.is_set():
                 return
             if self.term() is None:
                 self._look()
             else:
                 self._keep()
-            if self._stopped:
+            if self._stopped.is_set():
                 self._free(TermEnding.RESIGNED)  # won after `resign` had stopped waiting
 
     def resign(self) -> None:
@@ -66,7 +66,7 @@ class LeaderElector:
         if os.getpid() != self._pid:
             return
         with self._memory:
-            self._stopped = True
+            self._stopped.set()
             self._forget()
         # A query under way may still win or renew: what it holds is handed back after it.
         if not self._asking.acquire(timeout=RESIGN_PATIENCE_SECONDS):
@@ -135,7 +135,7 @@ class LeaderElector:
         settings = conf()
         with self._memory:
             self._held_term = term
-            if self._stopped:
+            if self._stopped.is_set():
                 return
             self._belief = Belief.from_query(
                 term, sent_at, settings.leader_lease_seconds - settings.leader_renew_seconds

@@ -78,6 +78,10 @@ class DatabaseControl:
         drained = reason in DRAIN_REASONS
         _call(lambda: runs.give_back(self.driver, _holds(keys), storable(reason, MAX_DETAIL), drained=drained))
 
+    def thread_ends(self) -> None:
+        """Close this thread's connection: each thread has its own, and each run has a thread."""
+        connection.close()
+
 
 def _holds(keys: Sequence[RunKey]) -> list[runs.Hold]:
     return [(key.run, key.epoch) for key in keys]

@@ -26,7 +26,7 @@ from admission.services.submitting import Submission, submit_runs
 from admission.services.tenants import create_tenant
 from admission.states import DriverKind
 from controlplane.core.audit import SYSTEM
-from controlplane.core.sql import one, rows
+from controlplane.core.sql import one
 from recovery.models import Replica
 from recovery.services.replicas import replica_driver
 

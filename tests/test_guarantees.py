@@ -25,5 +25,5 @@ def test_the_page_is_what_the_markers_say() -> None:
 def test_every_lease_says_what_it_guarantees_and_what_it_does_not() -> None:
     section = PAGE.read_text().partition("## What each lease guarantees")[2].partition("## Rules")[0]
     rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("|")][2:]
-    assert [re.findall(r"\w+", row[0])[0] for row in rows] == ["permit", "runner", "replica", "recovery"]
+    assert [re.findall(r"\w+", row[0])[0] for row in rows] == ["permit", "runner", "replica", "recovery", "leader"]
     assert all(cell.strip() for row in rows for cell in row)

@@ -24,7 +24,6 @@ from controlplane.admin_base import AutocompleteFilter, ReadOnlyAdmin, render
 from controlplane.admin_base.clock import SecondsSince, SecondsToLapse
 from controlplane.admin_base.drivers import driver_signs
 from controlplane.admin_base.verbs import Order, Outcome, Preview, ReasonForm, Verb
-from controlplane.core.audit import record
 
 WORD = "release"
 
@@ -68,21 +67,14 @@ def _force_release(order: Order) -> Outcome:
     reason, actor = order.reason, order.actor
     with transaction.atomic():
         taken = requeue_runs([(run.pk, run.epoch) for run in runs], actor=actor, reason=reason)
-        released = [p for p in order.objects if p.run_id is None and _release_outside(p)]
-        for permit in released:
-            record(
-                "force_release", "permit", permit.holder, actor=actor, reason=reason, before={"weight": permit.weight}
-            )
+        outside = [p for p in order.objects if p.run_id is None]
+        released = [p for p in outside if services.force_release_permit(p, actor=actor, reason=reason)]
     done = len(taken) + len(released)
-    gone = len(runs) - len(taken) + sum(p.run_id is None for p in order.objects) - len(released)
+    gone = len(runs) - len(taken) + len(outside) - len(released)
     note = f" {gone} had changed hands or ended meanwhile." if gone else ""
     return Outcome(
         f"Took over {_count(len(taken), 'run')}, released {_count(len(released), 'outside permit')}.{note}", done
     )
-
-
-def _release_outside(permit: Permit) -> bool:
-    return services.release_permit(permit.holder, tenant_id=permit.tenant_id, scope=Scope(permit.scope))
 
 
 def _holding_runs(permits: Sequence[Permit]) -> list[Run]:

@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from django.db import transaction
-
 from admission.models import Run
 from admission.services.runs import cancel_runs, requeue_runs
 from admission.states import HOLDING, RunState
 from controlplane.admin_base.drivers import driver_signs
 from controlplane.admin_base.verbs import Order, Outcome, Preview, Verb
-from controlplane.core.audit import record
 
 OPEN = (RunState.QUEUED, *HOLDING)
 NAMED_TENANTS = 5
@@ -43,10 +40,7 @@ def _preview_cancel(runs: Sequence[Run], _: Mapping[str, Any]) -> Preview:
 
 def _cancel(order: Order) -> Outcome:
     ids = [run.pk for run in order.objects]
-    with transaction.atomic():
-        moved = cancel_runs(ids, actor=order.actor, reason=order.reason)
-        for run, state in moved.items():
-            record("cancel", "run", run, actor=order.actor, reason=order.reason, after={"state": state.value})
+    moved = cancel_runs(ids, actor=order.actor, reason=order.reason)
     at_once = sum(state is RunState.CANCELLED for state in moved.values())
     parts = [f"{at_once:,} cancelled", f"{len(moved) - at_once:,} asked to stop"]
     if missed := len(ids) - len(moved):
@@ -69,8 +63,7 @@ def _preview_requeue(runs: Sequence[Run], _: Mapping[str, Any]) -> Preview:
 
 def _requeue(order: Order) -> Outcome:
     holds = [(run.pk, run.epoch) for run in order.objects if run.state in HOLDING]
-    with transaction.atomic():
-        taken = requeue_runs(holds, actor=order.actor, reason=order.reason)
+    taken = requeue_runs(holds, actor=order.actor, reason=order.reason)
     queued = sum(ended.state is RunState.QUEUED for ended in taken)
     parts = [f"{queued:,} queued again"]
     if ended := len(taken) - queued:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from django.db import DatabaseError
+from django.db import DatabaseError, transaction
 
+from admission.models import Permit
 from admission.services.reaping import reap_limit
 from admission.spec import MAX_INTEGER
 from admission.sql import permits as sql
 from admission.states import Scope
+from controlplane.core.audit import Actor, record
 from controlplane.core.conf import conf
 from controlplane.core.errors import Conflict, InvalidInput, NotFound
 from controlplane.core.sql import one, rows
@@ -155,3 +157,13 @@ def renew_permits(holders: Sequence[str], *, tenant_id: int, scope: Scope = Scop
         return {}
     parameters = {"holders": list(holders), "tenant_id": tenant_id, "scope": scope.value}
     return {row["holder"]: row["lapse_seconds"] for row in rows(sql.RENEW_PERMITS, parameters)}
+
+
+def force_release_permit(permit: Permit, *, actor: Actor, reason: str) -> bool:
+    """An operator takes an outside system's permit; its holder is told at the next renewal. False: it was gone."""
+    with transaction.atomic():
+        released = release_permit(permit.holder, tenant_id=permit.tenant_id, scope=Scope(permit.scope))
+        if released:
+            before = {"weight": permit.weight}
+            record("force_release", "permit", permit.holder, actor=actor, reason=reason, before=before)
+    return released

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from django.db import transaction
+
 from admission.drivers import Driver
 from admission.sql import driving, ending
 from admission.states import TERMINAL, RunState
-from controlplane.core.audit import Actor, record
+from controlplane.core.audit import Actor, record_each
 from controlplane.core.conf import conf
 from controlplane.core.errors import InvalidInput
 from controlplane.core.sql import Row, rows
@@ -222,23 +224,27 @@ def cancel_runs(
     if not runs:
         return {}
     overdue = cause == "run_deadline"
-    moved = rows(
-        ending.CANCEL_RUNS.format(cause=ending.CANCEL_CAUSES[cause]),
-        {
-            "runs": list(runs),
-            "tenant_id": tenant_id,
-            "actor": actor.name,
-            "reason": reason[:MAX_DETAIL],
-            "ending": (RunState.TIMED_OUT if overdue else RunState.CANCELLED).value,
-            "reason_code": "run_deadline" if overdue else "cancelled",
-        },
-    )
+    parameters = {
+        "runs": list(runs),
+        "tenant_id": tenant_id,
+        "actor": actor.name,
+        "reason": reason[:MAX_DETAIL],
+        "ending": (RunState.TIMED_OUT if overdue else RunState.CANCELLED).value,
+        "reason_code": "run_deadline" if overdue else "cancelled",
+    }
+    with transaction.atomic():
+        moved = rows(ending.CANCEL_RUNS.format(cause=ending.CANCEL_CAUSES[cause]), parameters)
+        if not overdue:
+            # A passed deadline is told by the run itself; what somebody asked for is told here as well.
+            after = {r["id"]: {"state": r["state"]} for r in moved}
+            record_each("cancel", "run", after, actor=actor, reason=reason)
     return {r["id"]: RunState(r["state"]) for r in moved}
 
 
 def requeue_runs(holds: Sequence[Hold], *, actor: Actor, reason: str) -> list[Ended]:
     """An operator takes runs from their drivers: a takeover, which the displaced driver learns at its next call."""
-    taken = take_away(holds, OPERATOR, detail=f"{actor.name}: {reason}")
-    for one_taken in taken:
-        record("requeue", "run", one_taken.run, actor=actor, reason=reason, after={"state": one_taken.state.value})
+    with transaction.atomic():
+        taken = take_away(holds, OPERATOR, detail=f"{actor.name}: {reason}")
+        after = {ended.run: {"state": ended.state.value} for ended in taken}
+        record_each("requeue", "run", after, actor=actor, reason=reason)
     return taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,4 +42,23 @@ def record(
         reason=reason,
         before=before,
         after=after,
+    )
+
+
+def record_each(
+    verb: str, subject_type: str, after: Mapping[Any, dict[str, Any]], *, actor: Actor, reason: str = ""
+) -> None:
+    """Append one entry for each subject, in one statement; `after` says what each became."""
+    AuditEntry.objects.bulk_create(
+        AuditEntry(
+            verb=verb,
+            subject_type=subject_type,
+            subject=str(subject),
+            actor=actor.name,
+            user_id=actor.user_id,
+            request_id=actor.request_id,
+            reason=reason,
+            after=became,
+        )
+        for subject, became in after.items()
     )

@@ -32,6 +32,8 @@ def _cursor() -> CursorWrapper:
     """A cursor of Django's connection with its checks, its errors and its query log, but bound by the server."""
     # Looked up once: `django.db.connection` finds the thread's connection anew at every attribute.
     database = connections[DEFAULT_DB_ALIAS]
+    # Once a request, as Django's own cursors do: a connection that died since the last one is replaced, not used.
+    database.close_if_health_check_failed()
     if database.connection is None:
         database.ensure_connection()
     cursor = _cursors.get(database)

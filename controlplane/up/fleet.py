@@ -99,6 +99,7 @@ class Fleet:
             "WHARFINGER_EXECUTOR": self._execution.executor,
             "WHARFINGER_IMAGE_ALIASES": self._execution.image_aliases,
             "WHARFINGER_RUNNER_SLOTS": "2",
+            "WHARFINGER_DRAIN_SECONDS": self._env["CONTROLPLANE_DRAIN_SECONDS"],
         }
 
     def _wait_until_ready(self) -> None:

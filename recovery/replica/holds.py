@@ -7,6 +7,7 @@ the ledger does not list any more has moved on: stopped. Pending cancels are see
 
 from __future__ import annotations
 
+import json
 import logging
 
 from admission.services.runs import read_holds
@@ -69,5 +70,5 @@ def _assignment(row: Row) -> Assignment:
         epoch=row["epoch"],
         attempt=row["attempt"],
         tenant=row["tenant"],
-        spec=parse_spec(row["spec"]),
+        spec=parse_spec(json.loads(row["spec"])),
     )

@@ -54,6 +54,8 @@ class AgentSettings:
     slots: int = 1
     memory_mib: int | None = None
     cpu: float | None = None
+    drain_seconds: float | None = None
+    """How long a stop waits for what runs before it stops that too. None: as long as it takes."""
 
 
 class Agent:
@@ -163,8 +165,9 @@ class Agent:
 
     def _goodbye(self, driver: Driver) -> int:
         self._on_event("draining", held=len(driver.held))
-        drained = False
-        while not (drained or self._stop_now.is_set() or self._control.revoked):
+        drained, patience = False, self._settings.drain_seconds
+        until = None if patience is None else now() + patience
+        while not (drained or self._stop_now.is_set() or self._control.revoked or (until and now() > until)):
             drained = driver.drain(TICK_SECONDS)
         if self._control.revoked:
             return self._abandon(driver)

@@ -47,6 +47,9 @@ class Control(Protocol):
     def give_back(self, keys: Sequence[RunKey], reason: str) -> None:
         """Return admitted runs that cannot be started here; no attempt is burned."""
 
+    def thread_ends(self) -> None:
+        """The calling thread will not call again: let go of what is its own, such as a database connection."""
+
 
 class Superseded(Exception):
     """The run has moved on: another epoch, another driver, or an ending."""

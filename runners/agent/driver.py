@@ -62,10 +62,10 @@ class Driver:
         self._claiming = threading.Lock()
         self._outbox = Outbox(control, self._on_event, self._release)
         self._lifecycle = Lifecycle(control, executor, self._outbox, self._release, self._on_event)
-        self._claims = Loop("claims", self._claim, self._on_event)
-        self._starts = Loop("starts", self._start_waiting, self._on_event)
-        self._beats = Loop("heartbeat", self._beat, self._on_event)
-        self._logs = Loop("logs", self._flush_logs, self._on_event)
+        self._claims = Loop("claims", self._claim, self._on_event, control.thread_ends)
+        self._starts = Loop("starts", self._start_waiting, self._on_event, control.thread_ends)
+        self._beats = Loop("heartbeat", self._beat, self._on_event, control.thread_ends)
+        self._logs = Loop("logs", self._flush_logs, self._on_event, control.thread_ends)
         self._loops = [self._claims, self._starts, self._beats, self._logs, self._outbox.loop]
 
     # -- for its owner ----------------------------------------------------------------------------------------------

@@ -103,6 +103,10 @@ class HttpControl:
         self._verdicts("/runner/results", {"results": returned})
         self._forget(keys)
 
+    def thread_ends(self) -> None:
+        """Close this thread's connection to the server."""
+        self._transport.close()
+
     def _assignment(self, item: Mapping[str, Any]) -> Assignment | None:
         key = RunKey(item["run"], item["epoch"])
         try:

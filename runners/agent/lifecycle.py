@@ -41,7 +41,13 @@ class Lifecycle:
     def begin(self, hold: Hold, labels: Mapping[str, str]) -> None:
         """Start the thread."""
         name = f"run-{hold.key.run}-{hold.key.epoch}"
-        threading.Thread(target=self._live, args=(hold, labels), name=name, daemon=True).start()
+        threading.Thread(target=self._thread, args=(hold, labels), name=name, daemon=True).start()
+
+    def _thread(self, hold: Hold, labels: Mapping[str, str]) -> None:
+        try:
+            self._live(hold, labels)
+        finally:
+            self._control.thread_ends()
 
     def _live(self, hold: Hold, labels: Mapping[str, str]) -> None:
         try:

@@ -21,11 +21,12 @@ FOREVER = 3600.0
 class Loop:
     """Calls `tick`, which answers how long to wait (or until woken). A failure is told and retried with back-off."""
 
-    def __init__(self, name: str, tick: Callable[[], float], on_event: OnEvent) -> None:
+    def __init__(self, name: str, tick: Callable[[], float], on_event: OnEvent, at_end: Callable[[], None]) -> None:
         self.name = name
         self.last_tick = now()
         self._tick = tick
         self._on_event = on_event
+        self._at_end = at_end
         self._backoff = Backoff(0.1, 5.0)
         self._wake = threading.Event()
         self._stopping = False
@@ -51,9 +52,12 @@ class Loop:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        while not self._stopping:
-            self._wake.wait(self._once())
-            self._wake.clear()
+        try:
+            while not self._stopping:
+                self._wake.wait(self._once())
+                self._wake.clear()
+        finally:
+            self._at_end()
 
     def _once(self) -> float:
         self.last_tick = now()

@@ -36,7 +36,7 @@ class Outbox:
         self._entries: dict[RunKey, _Entry] = {}
         self._most = MOST_RESULTS
         self._lock = threading.Lock()
-        self.loop = Loop("outbox", self._tick, on_event)
+        self.loop = Loop("outbox", self._tick, on_event, control.thread_ends)
 
     def settle(self, hold: Hold, result: Result) -> None:
         """Report this end."""

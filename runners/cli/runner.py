@@ -116,6 +116,10 @@ def run(  # noqa: PLR0917 - options, each by its name
     image_aliases: Annotated[
         str, typer.Option(envvar="WHARFINGER_IMAGE_ALIASES", help="name=other,…: where an image is not to be had.")
     ] = "",
+    drain_seconds: Annotated[
+        float,
+        typer.Option(envvar="WHARFINGER_DRAIN_SECONDS", min=0, help="Patience of a stop with what runs; 0: no end."),
+    ] = 0,
 ) -> None:
     """Execute runs until stopped. SIGTERM or Ctrl-C drains, a second one stops what runs.
 
@@ -127,7 +131,7 @@ def run(  # noqa: PLR0917 - options, each by its name
         stored = guarded(lambda: _enrol_first(url, name, slots or 1, executor or "docker"))
     chosen = executor or stored.executor or "docker"
     aliases = guarded(lambda: _aliases(image_aliases))
-    settings = AgentSettings(slots or stored.slots or 1, memory_mib or None, cpu or None)
+    settings = AgentSettings(slots or stored.slots or 1, memory_mib or None, cpu or None, drain_seconds or None)
     telling = Telling()
     agent = Agent(url or stored.url, stored.token, lambda: make_executor(chosen, aliases), settings, telling)
     raise typer.Exit(int(agent.run()))

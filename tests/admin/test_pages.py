@@ -20,6 +20,7 @@ from admission.services.permits import claim_permit
 from admission.services.tenants import issue_token
 from controlplane.core.audit import record
 from controlplane.core.models import AuditEntry
+from leadership.models import Fire, Intent, Lease, LoopSeen, Term
 from recovery.models import RecoveryAction, RecoveryClaim, Replica
 from runners.models import EnrolmentToken, Runner
 from runners.services.enrolment import issue_enrolment_token
@@ -39,6 +40,11 @@ OURS = (
     Runner,
     EnrolmentToken,
     AuditEntry,
+    Lease,
+    Term,
+    LoopSeen,
+    Fire,
+    Intent,
 )
 SKINNED = (User, Group, Success, Failure, Schedule, OrmQ)
 

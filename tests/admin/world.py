@@ -18,6 +18,12 @@ from admission.services.runs import Settlement, cancel_runs, requeue_runs, settl
 from admission.services.submitting import Submission, submit_runs
 from admission.services.tenants import create_tenant, issue_token, pause_tenant
 from controlplane.core.audit import Actor
+from controlplane.core.clock import database_now
+from leadership.election import LeaderElector
+from leadership.local import declare_loops
+from leadership.models import Fire
+from leadership.registry import gated
+from leadership.services.intents import declare
 from recovery.models import RecoveryAction, RecoveryClaim, Replica
 from recovery.services.replicas import drain_replica, replica_driver
 from runners.models import Runner
@@ -100,6 +106,26 @@ def finish(driver: Driver, held: list[tuple[int, int]]) -> None:
         settle_runs(driver, [Settlement(hold[0], hold[1], ending, reason, detail, code)])
 
 
+def lead(name: str) -> None:
+    """A leader, and the loops' last runs as they would have left them."""
+    LeaderElector(f"{name}'s incarnation", name).tick()
+    declare_loops()
+    now = database_now()
+    for loop in gated():
+        Fire.objects.create(
+            loop=loop.name,
+            fire_at=now - timedelta(seconds=3),
+            term=1,
+            state="done",
+            enqueued_at=now - timedelta(seconds=3),
+            started_at=now - timedelta(seconds=2.6),
+            finished_at=now - timedelta(seconds=2.5),
+            worker="north-1:4711",
+            result={"moved": 0},
+        )
+    declare("stuck_run", {"17.cancel_unanswered": {"id": 17, "tenant": "cargo"}})
+
+
 def build(runs: int = 60) -> dict[str, Any]:
     """Tenants at and over their quota, without one, and paused; drivers in every health; runs in every state."""
     acme = create_tenant("acme", name="Acme Robotics", actor=ANNA)
@@ -131,6 +157,7 @@ def build(runs: int = 60) -> dict[str, Any]:
     set_quota(borealis, 4, actor=ANNA, reason="half the fleet is in maintenance")
     claim_permit("ext:warehouse-7", tenant_id=cargo.pk, weight=2, holder_name="warehouse")
     pause_tenant(delta, actor=ANNA, reason="invoice overdue")
+    lead("replica-north")
     others(north)
     drain_replica(south, actor=ANNA, reason="kernel update")
     return {"acme": acme, "borealis": borealis, "cargo": cargo, "delta": delta, "live": live, "north": north}

@@ -17,6 +17,7 @@ from controlplane.core.audit import Actor
 from controlplane.core.errors import Conflict, InvalidInput, NotFound
 from controlplane.core.loops import Gate, Loop, Progress
 from controlplane.core.models import AuditEntry
+from controlplane.core.sql import rows
 from leadership import registry, selectors, sql
 from leadership.broker import DatabaseClockBroker
 from leadership.election import LOOPS, LeaderElector
@@ -136,7 +137,7 @@ def test_what_a_replaced_leader_sends_late_is_taken_over_too() -> None:
     ticker = Ticker(new.term)
     ticker.tick()
     Fire.objects.all().delete()
-    assert len(ledger.rows(sql.ENQUEUE, late)) == 1
+    assert len(rows(sql.ENQUEUE, late)) == 1
     assert old.term() == 1, "it has not looked yet"
     ticker.tick()
     assert Fire.objects.get().term == 2
