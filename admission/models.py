@@ -45,7 +45,10 @@ class Tenant(models.Model):
             ("pause_tenant", "Can pause and resume a tenant"),
         )
         constraints = (models.CheckConstraint(condition=Q(weight__gt=0), name="tenant_weight_positive"),)
-        indexes = (models.Index(fields=("resume_at",), name="tenant_resume", condition=Q(resume_at__isnull=False)),)
+        indexes = (
+            models.Index(fields=("resume_at",), name="tenant_resume", condition=Q(resume_at__isnull=False)),
+            models.Index(fields=("deleting_at",), name="tenant_deleting", condition=Q(deleting_at__isnull=False)),
+        )
 
     def __str__(self) -> str:
         return self.slug

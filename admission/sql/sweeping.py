@@ -9,6 +9,25 @@ READ_PAUSES_OVER: Final = """
 SELECT id FROM admission_tenant WHERE resume_at <= statement_timestamp() ORDER BY resume_at LIMIT %(limit)s
 """
 
+# A tenant that is being deleted and has something to do: queued runs to cancel, or nothing left that it waits for.
+# No locks. Index: tenant_deleting, run_tenant_state, the one on permits' tenants.
+READ_DELETABLE: Final = """
+SELECT t.id FROM admission_tenant t
+WHERE t.deleting_at IS NOT NULL AND (
+    EXISTS (SELECT FROM admission_run r WHERE r.tenant_id = t.id AND r.state = 'queued')
+    OR NOT (EXISTS (SELECT FROM admission_run r WHERE r.tenant_id = t.id AND r.state IN ('admitted', 'running'))
+            OR EXISTS (SELECT FROM admission_permit p WHERE p.tenant_id = t.id)))
+ORDER BY t.deleting_at, t.id LIMIT 1
+"""
+# Waits for admissions, claims and submits under way; those that come later find it marked. Index: primary key.
+LOCK_DELETING: Final = """
+SELECT id FROM admission_tenant WHERE id = %(tenant_id)s AND deleting_at IS NOT NULL FOR UPDATE
+"""
+# Index: run_tenant_state.
+READ_QUEUED: Final = """
+SELECT id FROM admission_run WHERE tenant_id = %(tenant_id)s AND state = 'queued' ORDER BY id LIMIT %(limit)s
+"""
+
 # When a runner's call was last accepted, as the leases of what runners hold tell it. Null: they hold nothing.
 # Index: run_lease, from its end.
 READ_LAST_RUNNER_CALL: Final = """

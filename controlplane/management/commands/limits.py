@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 from typing import Any
 
@@ -11,8 +10,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from admission.models import Counter
 from admission.services.limits import list_limits, set_harness_capacity, set_key_limit
 from admission.services.tenants import get_tenant
-from controlplane.core.audit import Actor
 from controlplane.core.errors import DomainError
+from controlplane.management.commands.step_down import shell_actor
 from controlplane.management.server import refuse_unless_ready
 
 MOST = 1000
@@ -45,7 +44,7 @@ class Command(BaseCommand):
             raise CommandError(str(refusal)) from refusal
 
     def _set(self, options: dict[str, Any]) -> None:
-        actor, reason = Actor(f"manage.py limits ({getpass.getuser()})"), options["reason"]
+        actor, reason = shell_actor(), options["reason"]
         if options["harness"]:
             capacity = None if options["set"] == "none" else options["set"]
             change = set_harness_capacity(options["harness"], capacity, actor=actor, reason=reason)
