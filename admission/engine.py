@@ -190,6 +190,8 @@ def _write(driver: Driver, envelope: Envelope, offer: Offer) -> list[Admitted]:
         # Cannot happen while the counters are locked; if it does, nothing may stand (rule G3).
         raise DatabaseError(f"admission wrote {len(written)} runs and {counted} counters of {plan!r}")
     chosen = {c.run: c for c in plan.chosen}
+    # In the order of the plan: what a statement returns comes in any.
+    answered = {row["id"]: row for row in written}
     return [
         Admitted(
             run=row["id"],
@@ -198,7 +200,7 @@ def _write(driver: Driver, envelope: Envelope, offer: Offer) -> list[Admitted]:
             tenant=offer.slug[chosen[row["id"]].tenant_id],
             spec=chosen[row["id"]].spec,
         )
-        for row in written
+        for row in (answered[run] for run in chosen)
     ]
 
 

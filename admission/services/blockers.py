@@ -222,8 +222,12 @@ def _full_drivers(s: Situation) -> Iterator[Blocker]:
     suitable = _suitable(s)
     if suitable and all(d.full(s.run["memory_mib"], s.run["cpu"]) for d in suitable):
         held, slots = sum(d.held for d in suitable), sum(d.slots for d in suitable)
-        text = f"Every driver that suits it is full: {len(suitable)} with {held} of {slots} slots in use"
-        text += "." if held >= slots else ", and no machine has the memory and processors left."
+        text = f"Every driver that suits it is full: {len(suitable)} with {held} of {slots} slots in use."
+        if held < slots:
+            text = (
+                f"No driver that suits it has room now: {len(suitable)} with {held} of {slots} slots in use; "
+                "where a slot is free, the machine's memory or processors are in use, or were not read lately."
+            )
         yield Blocker(Code.DRIVERS_FULL, text, limit=slots, in_flight=held)
 
 

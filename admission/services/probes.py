@@ -14,6 +14,9 @@ TICKS = 2
 """A sample older than so many ticks says nothing."""
 
 
+FORGOTTEN_TICKS = 100
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """What a driver read of its machine. `cpu` null: there was no second reading to compare with."""
@@ -39,9 +42,10 @@ def max_age() -> float:
 
 
 def record_probe(driver: Driver, sample: Sample) -> None:
-    """Store this driver's latest sample."""
+    """Store this driver's latest sample, and drop those of drivers of its machine that ended without a word."""
     read = {"machine": sample.machine, "slots": sample.slots, "memory_mib": sample.memory_mib, "cpu": sample.cpu}
     execute(sql.RECORD_PROBE, {**driver.identity(), **read})
+    execute(sql.FORGET_OLD_PROBES, {"machine": sample.machine, "age": FORGOTTEN_TICKS * conf().probe_seconds})
 
 
 def forget_probe(kind: DriverKind, driver_id: int) -> None:

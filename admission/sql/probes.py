@@ -12,6 +12,13 @@ ON CONFLICT (driver_kind, driver_id) DO UPDATE SET
     machine = excluded.machine, slots_used = excluded.slots_used, memory_mib_used = excluded.memory_mib_used,
     cpu_used = excluded.cpu_used, sampled_at = excluded.sampled_at
 """
+# What drivers left behind that did not say goodbye: nothing in use leaves no entry. Index: probe_machine, run_driver.
+FORGET_OLD_PROBES: Final = """
+DELETE FROM admission_probe p
+WHERE p.machine = %(machine)s AND p.sampled_at < statement_timestamp() - make_interval(secs => %(age)s)
+  AND NOT EXISTS (SELECT FROM admission_run r WHERE r.driver_kind = p.driver_kind AND r.driver_id = p.driver_id
+                  AND r.state IN ('admitted', 'running'))
+"""
 FORGET_PROBE: Final = "DELETE FROM admission_probe WHERE driver_kind = %(driver_kind)s AND driver_id = %(driver_id)s"
 
 # What is in use on a machine, for one driver of it: the newest sample that is not too old, what the driver itself

@@ -15,8 +15,8 @@ READ_DELETABLE: Final = """
 SELECT t.id FROM admission_tenant t
 WHERE t.deleting_at IS NOT NULL AND (
     EXISTS (SELECT FROM admission_run r WHERE r.tenant_id = t.id AND r.state = 'queued')
-    OR NOT (EXISTS (SELECT FROM admission_run r WHERE r.tenant_id = t.id AND r.state IN ('admitted', 'running'))
-            OR EXISTS (SELECT FROM admission_permit p WHERE p.tenant_id = t.id)))
+    OR (NOT EXISTS (SELECT FROM admission_run r WHERE r.tenant_id = t.id AND r.state IN ('admitted', 'running'))
+        AND (SELECT count(*) FROM admission_permit p WHERE p.tenant_id = t.id) = 0))
 ORDER BY t.deleting_at, t.id LIMIT 1
 """
 # Waits for admissions, claims and submits under way; those that come later find it marked. Index: primary key.

@@ -161,6 +161,19 @@ def test_a_replica_that_leaves_leaves_no_entry(db: None) -> None:
 
 
 @pytest.mark.rule("A19")
+def test_what_a_killed_replica_left_is_dropped_by_its_neighbour_once_it_holds_nothing(make_tenant: Any) -> None:
+    _, dead = an_envelope()
+    envelope, _ = an_envelope()
+    held = hold(dead, make_tenant(), 1)
+    Probe.objects.filter(driver_id=dead.id).update(sampled_at=timezone.now() - timedelta(hours=1))
+    envelope.sample()
+    assert Probe.objects.count() == 2
+    ledger.succeed(dead, held)
+    envelope.sample()
+    assert Probe.objects.count() == 1
+
+
+@pytest.mark.rule("A19")
 def test_the_kernels_own_numbers() -> None:
     reader = MachineReader()
     assert reader.memory_mib() > 0
