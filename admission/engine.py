@@ -189,18 +189,17 @@ def _write(driver: Driver, envelope: Envelope, offer: Offer) -> list[Admitted]:
     if counted != len(plan.steps) or len(written) != len(plan.chosen):
         # Cannot happen while the counters are locked; if it does, nothing may stand (rule G3).
         raise DatabaseError(f"admission wrote {len(written)} runs and {counted} counters of {plan!r}")
-    chosen = {c.run: c for c in plan.chosen}
-    # In the order of the plan: what a statement returns comes in any.
-    answered = {row["id"]: row for row in written}
+    by_run = {row["id"]: row for row in written}
+    # In the plan's order, not the statement's: the driver starts the fairest first, and a repeat reads the same.
     return [
         Admitted(
-            run=row["id"],
-            attempt=row["attempt"],
-            epoch=row["epoch"],
-            tenant=offer.slug[chosen[row["id"]].tenant_id],
-            spec=chosen[row["id"]].spec,
+            run=c.run,
+            attempt=by_run[c.run]["attempt"],
+            epoch=by_run[c.run]["epoch"],
+            tenant=offer.slug[c.tenant_id],
+            spec=c.spec,
         )
-        for row in (answered[run] for run in chosen)
+        for c in plan.chosen
     ]
 
 

@@ -19,6 +19,8 @@ MAX_FILES = 64
 MAX_FILES_BYTES = 1 << 20
 MAX_INTEGER = 2**31 - 1
 PRIORITY_RANGE = 1000
+MAX_WEIGHT = 10_000
+"""So that 200,000 runs at once still sum up within a counter's column."""
 
 MIB = 1 << 20
 
@@ -130,7 +132,7 @@ class RunSpec(_Strict):
     labels: dict[LabelName, Name] = Field(default_factory=dict, max_length=50, description="The driver must have all.")
     harness: Name | None = Field(default=None, description="Shared service whose concurrency limit applies.")
     priority: int = Field(default=0, ge=-PRIORITY_RANGE, le=PRIORITY_RANGE, description="1 is worth 60 s of waiting.")
-    weight: int = Field(default=1, ge=1, le=MAX_INTEGER, description="Slots of each limit that the run takes.")
+    weight: int = Field(default=1, ge=1, le=MAX_WEIGHT, description="Slots of each limit that the run takes.")
     concurrency_key: Name | None = Field(default=None, description="At most one (or the key's limit) at a time.")
     not_before: AwareDatetime | None = None
     retry: RetryPolicy = RetryPolicy()

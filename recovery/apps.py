@@ -16,4 +16,5 @@ class RecoveryConfig(AppConfig):
         from recovery.services import facts, stuck
 
         register_handler(stuck.KIND, stuck.tell)
+        register_handler(stuck.WEBHOOK, stuck.post)
         register_driver_facts(DriverKind.REPLICA, facts.read_replica_facts)

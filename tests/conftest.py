@@ -79,6 +79,14 @@ def redis_url() -> Iterator[str]:
             stop()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_session_outlives_the_tests(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """Before the database goes: end what daemon threads of drivers still have open in their last statement."""
+    yield
+    with django_db_blocker.unblock():
+        ledger.end_other_sessions()
+
+
 @pytest.fixture
 def database_url(transactional_db: None) -> str:
     """The address of this worker's test database, for other processes and for connections of their own."""

@@ -276,3 +276,11 @@ def all_statements() -> dict[str, str]:
             if name.isupper() and isinstance(value, str) and not name.endswith("_TAIL") and "SELECT" in value:
                 found[f"{module.name}.{name}"] = value.replace("{cause}", "true")
     return found
+
+
+def end_other_sessions() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )

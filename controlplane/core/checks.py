@@ -115,6 +115,11 @@ def _leadership_relations(c: ControlPlaneSettings) -> list[Relation]:
                 "CONTROLPLANE_PERMIT_RENEW_SECONDS: a longer gap between passes counts as an outage"
             ),
         ),
+        (
+            "E044",
+            not c.notify_webhook_url or c.notify_webhook_url.startswith(("http://", "https://")),
+            "CONTROLPLANE_NOTIFY_WEBHOOK_URL must be empty or begin with http:// or https://",
+        ),
     ]
 
 

@@ -67,6 +67,7 @@ class ControlPlaneSettings:
     stuck_seconds: float = _doc(600.0, "A cancel unanswered for this long is reported as a stuck run.")
     stuck_queued_seconds: float = _doc(86_400.0, "A run queued for this long is reported as a stuck run.")
     notify_email: str = _doc("", "a@example.org,…: who is told of stuck runs; empty: the log only.")
+    notify_webhook_url: str = _doc("", "Who is told of stuck runs by a JSON POST, also; may be told twice.")
     sweep_interval_seconds: float = _doc(5.0, "Between two passes over deadlines and leases.")
     queue_depth_global: int = _doc(1_000_000, "Queued runs over all tenants; beyond it submits get 429.")
     queue_depth_tenant: int = _doc(100_000, "Queued runs of one tenant; beyond it submits get 429.")

@@ -115,7 +115,9 @@ class Demo:
             "conserved": conserved,
             "violations": violations,
             "unexpected": unexpected,
-            "observer": {name: observed[name] for name in ("samples", "container_samples", "longest_gap_seconds")},
+            "observer": {
+                name: observed[name] for name in ("samples", "container_samples", "longest_gap_seconds", "outages")
+            },
             "wall_seconds": round(seconds, 2),
         }
 

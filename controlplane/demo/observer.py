@@ -25,6 +25,7 @@ from urllib.parse import quote
 import psycopg
 
 INTERVAL_SECONDS = 0.02
+OUTAGE_SECONDS = 60.0
 
 # One snapshot: what each tenant's permits sum to, its limit, its counter, and its runs that hold compute.
 PERMITS = """
@@ -64,6 +65,7 @@ class Seen:
     limits: dict[str, int | None] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     longest_gap_seconds: float = 0.0
+    outages: int = 0
 
     def note(self, kind: str, tenant: str, value: int) -> None:
         """Keep the highest value of a kind, which is the name of a field."""
@@ -76,17 +78,47 @@ class Seen:
             self.violations.append(text)
 
 
+class Ledger:
+    """A connection that is made anew after the database was away; how often that was is part of the report."""
+
+    def __init__(self, database_url: str, seen: Seen) -> None:
+        self._url = database_url
+        self._seen = seen
+        self._connection = psycopg.connect(database_url, autocommit=True)
+
+    def read(self, statement: str, parameter: list[Any]) -> list[Any]:
+        """All rows; waits through an outage."""
+        while True:
+            try:
+                return self._connection.execute(statement, (parameter,)).fetchall()
+            except psycopg.OperationalError:
+                self._seen.outages += 1
+                self._connection.close()
+                self._reconnect()
+
+    def _reconnect(self) -> None:
+        deadline = time.monotonic() + OUTAGE_SECONDS
+        while True:
+            try:
+                self._connection = psycopg.connect(self._url, autocommit=True)
+                return
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(INTERVAL_SECONDS)
+
+
 class PermitWatch:
     """Samples the ledger."""
 
     def __init__(self, database_url: str, tenants: list[str], seen: Seen) -> None:
-        self._connection = psycopg.connect(database_url, autocommit=True)
+        self._ledger = Ledger(database_url, seen)
         self._tenants = tenants
         self._seen = seen
 
     def sample(self) -> None:
         """One snapshot of the ledger, compared with itself and with the quotas."""
-        for slug, limit, in_flight, permits, holding in self._connection.execute(PERMITS, (self._tenants,)):
+        for slug, limit, in_flight, permits, holding in self._ledger.read(PERMITS, self._tenants):
             self._seen.limits[slug] = limit
             self._seen.note("permits", slug, permits)
             self._seen.note("holding", slug, holding)
@@ -102,7 +134,7 @@ class ContainerWatch:
 
     def __init__(self, socket_path: str, database_url: str, tenants: list[str], seen: Seen) -> None:
         self._docker = _SocketConnection(socket_path)
-        self._connection = psycopg.connect(database_url, autocommit=True)
+        self._ledger = Ledger(database_url, seen)
         self._tenants = set(tenants)
         self._tenant_of: dict[int, str] = {}
         self._seen = seen
@@ -127,7 +159,7 @@ class ContainerWatch:
     def _slugs(self, runs: list[int]) -> Iterable[str]:
         unknown = [run for run in runs if run not in self._tenant_of]
         if unknown:
-            self._tenant_of.update(dict(self._connection.execute(TENANTS_OF, (unknown,)).fetchall()))
+            self._tenant_of.update(dict(self._ledger.read(TENANTS_OF, unknown)))
         return [self._tenant_of[run] for run in runs if run in self._tenant_of]
 
 

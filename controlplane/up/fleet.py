@@ -24,7 +24,7 @@ from controlplane.up.options import Execution, Options, UpError
 from controlplane.up.services import Services
 from controlplane.up.show import Show
 
-READY_SECONDS = 60.0
+READY_SECONDS = 120.0
 TICK_SECONDS = 0.1
 DEMO_STOP_SECONDS = 20.0
 
@@ -34,6 +34,7 @@ class Fleet:
 
     def __init__(self, options: Options, services: Services, execution: Execution, show: Show) -> None:
         self._options = options
+        self._services = services
         self._execution = execution
         self._show = show
         self._env = services.child_environment(execution, options.port)
@@ -54,9 +55,10 @@ class Fleet:
         try:
             self._start_children(facts)
             self._wait_until_ready()
-            self._announce(facts)
-            if self._options.demo:
-                self._start_demo(facts)
+            if not self._stopping.is_set():
+                self._announce(facts)
+                if self._options.demo:
+                    self._start_demo(facts)
             self._look_after()
         finally:
             self._stop()
@@ -67,12 +69,22 @@ class Fleet:
     # -- starting -----------------------------------------------------------------------------------------------------
 
     def _run_command(self, *words: str) -> str:
-        done = subprocess.run(children.manage(*words), env=self._env, capture_output=True, text=True, check=False)
+        # In a session of its own: Ctrl-C is ours to act on, between two commands, not in the middle of a migration.
+        done = subprocess.run(
+            children.manage(*words),
+            env=self._env,
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,
+        )
         if done.returncode:
             raise UpError(f"`manage.py {words[0]}` failed:\n{done.stdout}{done.stderr}")
         return done.stdout
 
     def _start_children(self, facts: Mapping[str, Any]) -> None:
+        if self._stopping.is_set():
+            return
         self._supervisor.add(children.web(self._options, self._env))
         self._supervisor.add(children.queue_cluster(self._env))
         for number in range(1, self._options.replicas + 1):
@@ -165,6 +177,7 @@ class Fleet:
     def _look_after(self) -> None:
         while not self._stopping.wait(TICK_SECONDS):
             self._supervisor.tick()
+            self._services.revive(self._on_service)
             if self._take_lines() and self._options.once:
                 return
 
@@ -180,7 +193,7 @@ class Fleet:
                 return True
             name = line.pop("event")
             if name == "summary":
-                self.summary = {**line, "restarts": self._supervisor.restarts}
+                self.summary = {**line, "restarts": {**self._services.restarts, **self._supervisor.restarts}}
                 self._show.event("demo_ended", as_expected=line["as_expected"], wall_seconds=line["wall_seconds"])
             else:
                 self._show.event(name, **line)
@@ -194,6 +207,9 @@ class Fleet:
     def _on_child(self, event: Event) -> None:
         if event.happened in (Happened.DIED, Happened.ENDED, Happened.KILLED):
             self._show.event("child", **{k: v for k, v in asdict(event).items() if v is not None})
+
+    def _on_service(self, name: str, restarts: int, delay: float) -> None:
+        self._show.event("child", happened=Happened.DIED, child=name, restarts=restarts, delay_seconds=delay)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """The first asks for a clean stop; a second passes the hurry on to every child."""

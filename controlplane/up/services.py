@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +15,7 @@ from controlplane.embedded.directories import Home
 from controlplane.embedded.postgres import EmbeddedPostgres
 from controlplane.embedded.service import EmbeddedService
 from controlplane.embedded.valkey import EmbeddedValkey
+from controlplane.supervisor import back_off
 from controlplane.up.options import Execution
 
 
@@ -23,7 +26,9 @@ class Services:
     home: Home = field(default_factory=Home.open)
     environment: dict[str, str] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
+    restarts: dict[str, int] = field(default_factory=dict)
     _started: list[EmbeddedService] = field(default_factory=list)
+    _due: dict[str, float] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         try:
@@ -49,6 +54,23 @@ class Services:
         self._started.append(started)
         self.environment[variable] = started.url()
         self.names.append(started.title)
+        self.restarts[started.folder] = 0
+
+    def revive(self, on_death: Callable[[str, int, float], None]) -> None:
+        """Start an embedded server that died anew, after a back-off; `on_death` gets name, restarts so far, delay."""
+        for service in self._started:
+            if service.is_running():
+                continue
+            name, now = service.folder, time.monotonic()
+            if name not in self._due:
+                count = self.restarts.get(name, 0)
+                delay = back_off(count + 1)
+                self._due[name] = now + delay
+                on_death(name, count, delay)
+            elif now >= self._due[name]:
+                del self._due[name]
+                self.restarts[name] = self.restarts.get(name, 0) + 1
+                service.start()
 
     def _stop(self) -> None:
         while self._started:

@@ -89,6 +89,9 @@ class ReplicaProcess:
         self._leading.start()
         self._envelope.sample()
         self._driver.start()
+        # This thread now only waits. Kept open, its connection would be dead after a restart of the database, and the
+        # goodbye would fail: no lease handed back, and a peer waiting for this replica's silence.
+        connection.close()
         while not self._stop.wait(0.2) and not self._dead.is_set():
             pass
         return self._abandon() if self._dead.is_set() else self._goodbye()
@@ -129,6 +132,7 @@ class ReplicaProcess:
             drained = self._driver.stop_now(SETTLED_SECONDS)
         for loop in self._loops:
             loop.stop()
+        connection.close()  # the drain may have been long, and the database restarted meanwhile
         try:
             left = leave(self._replica.pk)
         except DatabaseError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ from django.db import DatabaseError, connection
 from django.test.utils import CaptureQueriesContext
 
 from admission import engine
-from admission.drivers import DriverGone
+from admission.drivers import Driver, DriverGone
 from admission.engine import Envelope, admit
-from admission.models import Attempt, Counter, Permit, Run
+from admission.models import Attempt, Counter, Permit, Run, Tenant
 from admission.services.limits import change_limit
 from admission.services.quotas import set_quota
 from admission.services.readings import read_highest_concurrency, read_in_flight
@@ -352,3 +353,14 @@ def test_defaults_admit_on_the_real_database(make_tenant: Any, make_driver: Any,
     submit(make_tenant(1), 1)
     assert connection.vendor == "postgresql"
     assert len(ledger.admit_all(make_driver())) == 1
+
+
+@pytest.mark.rule("A18")
+def test_what_was_admitted_comes_in_the_order_of_its_planning(
+    make_tenant: Callable[..., Tenant], make_driver: Callable[..., Driver]
+) -> None:
+    tenant = make_tenant()
+    late, early = ledger.submit(tenant, 5), ledger.submit(tenant, 5, priority=10)
+    # Another physical order than the queue's, so that the statement's own order would show.
+    Run.objects.filter(pk__in=early[::2]).update(detail="moved")
+    assert [a.run for a in ledger.admit_all(make_driver())] == early + late

@@ -156,3 +156,21 @@ def test_a_taken_port_is_refused_with_what_to_do(home: Path) -> None:
     assert running.returncode == 1
     assert "is taken" in err
     assert "--port" in err
+
+
+@pytest.mark.rule("X2")
+def test_a_killed_database_is_started_anew_and_the_demo_still_ends_as_it_must(home: Path) -> None:
+    running = up(home, "--once", "--json", "--executor", "process", "--problems", "40")
+    assert running.stderr is not None
+    seen = ""
+    while '"running": 2' not in seen:
+        seen += running.stderr.readline()
+    postmaster = int(next(home.rglob("postmaster.pid")).read_text().split()[0])
+    os.kill(postmaster, signal.SIGKILL)
+    out, err = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 0, err[-3000:]
+    summary = json.loads(out)
+    assert summary["as_expected"] is True
+    assert summary["restarts"]["postgres"] == 1
+    assert lines(seen + err, "child")[0]["child"] == "postgres"
+    assert processes_of(home) == []

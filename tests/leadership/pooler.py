@@ -25,15 +25,15 @@ listen_addr = 127.0.0.1
 listen_port = {own_port}
 auth_type = any
 pool_mode = transaction
-default_pool_size = 4
+default_pool_size = {connections}
 ignore_startup_parameters = extra_float_digits,options
 unix_socket_dir =
 """
 
 
 @contextmanager
-def pgbouncer(url: str, folder: Path) -> Iterator[str]:
-    """The address of the same database through the pooler. Four server connections serve every process of the test."""
+def pgbouncer(url: str, folder: Path, connections: int = 4) -> Iterator[str]:
+    """The address of the same database through the pooler. So many server connections serve the test's processes."""
     assert BINARY is not None, "PgBouncer is not installed; deploy/test-machine.sh does it"
     target = urlsplit(url)
     with socket.socket() as probe:
@@ -50,6 +50,7 @@ def pgbouncer(url: str, folder: Path) -> Iterator[str]:
             user=target.username,
             password=password,
             own_port=own_port,
+            connections=connections,
         )
     )
     for place in (folder, *folder.parents[:2]):
