@@ -75,6 +75,7 @@ def _ranges(c: ControlPlaneSettings) -> list[Relation]:
             min(c.start_deadline_seconds, c.sweep_interval_seconds, c.claim_replay_seconds, c.log_cap_bytes) > 0,
             "deadlines, intervals and caps must be above 0",
         ),
+        ("E030", c.probe_seconds > 0, "CONTROLPLANE_PROBE_SECONDS must be above 0"),
         *_leadership_relations(c),
     ]
 

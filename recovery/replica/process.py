@@ -18,6 +18,7 @@ from django.db import DatabaseError, connection
 
 from controlplane.core.conf import conf
 from controlplane.core.identity import current_process
+from recovery.replica.envelope import MachineEnvelope
 from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
 from recovery.replica.fence import make_replica_fence
 from recovery.replica.holds import HoldKeeper
@@ -53,7 +54,9 @@ class ReplicaProcess:
         self._stop = threading.Event()
         self._now = threading.Event()
         self._dead = threading.Event()
-        control = DatabaseControl(replica_driver(self._replica))
+        driver = replica_driver(self._replica)
+        self._envelope = MachineEnvelope(driver, self._identity.machine, lambda: len(self._driver.held))
+        control = DatabaseControl(driver, self._envelope.narrow)
         labels = {LABEL_DRIVER: str(self._replica.incarnation)}
         self._fence = make_replica_fence(self._executor, labels, _log_event, registered_at)
         self._driver = Driver(
@@ -74,6 +77,7 @@ class ReplicaProcess:
     def _make_loops(self) -> list[Ticking]:
         return [
             own_loop("beat", self._name, self._beat),
+            own_loop("probe", self._name, self._envelope.sample),
             own_loop("holds", self._name, self._keeper.tick),
             own_loop("reconcile", self._name, self._reconcile, jitter=cryptographic_jitter),
         ]
@@ -89,6 +93,7 @@ class ReplicaProcess:
         for loop in others:
             loop.start()
         self._leading.start()
+        self._envelope.sample()
         self._driver.start()
         # This thread now only waits. Kept open, its connection would be dead after a restart of the database, and the
         # goodbye would fail: no lease handed back, and a peer waiting for this replica's silence.

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 
 from django.db import DatabaseError, transaction
 
+from admission.services.probes import forget_probe
 from admission.services.runs import Cause, Ended, take_away
-from admission.states import RunState
+from admission.states import DriverKind, RunState
 from controlplane.core.conf import conf
 from controlplane.core.fencing import is_strict
 from controlplane.core.sql import Row, one, rows
@@ -142,6 +143,8 @@ def _reconcile_one(dead: Row, claimant: str, by: str, sweep: Sweep | None, repor
     with transaction.atomic():
         ours = one(sql.DROP_CLAIM, {"replica": dead["id"], "claimant": claimant}) is not None
         finished = ours and one(sql.FINISH, {"replica": dead["id"]}) is not None
+        if finished:
+            forget_probe(DriverKind.REPLICA, dead["id"])
     if finished:
         report.finished.append(dead["name"])
 
