@@ -32,6 +32,10 @@ _STOP = pytest.StashKey[list[Callable[[], None]]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the database server in the controlling process; workers find it in their environment."""
+    from controlplane.core import environment  # noqa: PLC0415 - the settings are read by then
+
+    # The settings were read before any conftest: what stands in the environment now is the key of every child.
+    environment.ephemeral.clear()
     config.stash[_STOP] = []
     if hasattr(config, "workerinput") or os.environ.get("DATABASE_URL") or config.option.collectonly:
         return

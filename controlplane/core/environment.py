@@ -12,6 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 
 from controlplane.core.conf import NAMES
 
+ephemeral: list[str] = []
+"""Secrets that this process made for itself because none was given."""
+
 _CONVERSIONS = {"int": int, "float": float, "str": str}
 
 PATIENCE = {
@@ -36,7 +39,7 @@ def secret(env: environ.Env, name: str) -> str:
         value = Path(path).read_text().strip()
     if value:
         return value
-    os.environ["WHARFINGER_EPHEMERAL_SECRET"] = "1"  # noqa: S105 - a mark, not a secret
+    ephemeral.append(name)
     return secrets.token_urlsafe(50)
 
 

@@ -15,6 +15,7 @@ from controlplane.demo.humaneval import PROBLEMS, DemoRun, demo_runs, long_run
 from runners.client import Client
 
 POLL_SECONDS = 0.5
+OUTAGE_SECONDS = 120.0
 TERMINAL = ("succeeded", "failed", "cancelled", "timed_out", "interrupted")
 
 Say = Callable[..., None]
@@ -60,7 +61,9 @@ class Demo:
         self._say = say
         name = f"humaneval-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         self.batches = [
-            TenantBatch(slug, facts["quota"], Client(url, facts["token"]), demo_runs(problems), name)
+            TenantBatch(
+                slug, facts["quota"], Client(url, facts["token"], patience=OUTAGE_SECONDS), demo_runs(problems), name
+            )
             for slug, facts in tenants.items()
         ]
 

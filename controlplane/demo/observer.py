@@ -25,7 +25,7 @@ from urllib.parse import quote
 import psycopg
 
 INTERVAL_SECONDS = 0.02
-OUTAGE_SECONDS = 60.0
+OUTAGE_SECONDS = 120.0
 
 # One snapshot: what each tenant's permits sum to, its limit, its counter, and its runs that hold compute.
 PERMITS = """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 from django.core import checks
 from django.core.management.base import CommandError
 from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
+
+from controlplane.core import environment
 
 
 def refuse_unless_ready() -> None:
@@ -15,7 +15,7 @@ def refuse_unless_ready() -> None:
     errors = [m for m in checks.run_checks(tags=["controlplane"]) if m.level >= checks.ERROR]
     if errors:
         raise CommandError("\n".join(f"{e.id}: {e.msg} {e.hint or ''}" for e in errors))
-    if os.environ.get("WHARFINGER_EPHEMERAL_SECRET"):
+    if environment.ephemeral:
         raise CommandError(
             "SECRET_KEY is not set. Every process of the fleet needs the same one: "
             "set SECRET_KEY, or SECRET_KEY_FILE to a file that holds it."

@@ -87,8 +87,7 @@ class Services:
             "PYTHONUNBUFFERED": "1",
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
         }
-        given = {k: v for k, v in os.environ.items() if k != "WHARFINGER_EPHEMERAL_SECRET"}
-        return {**defaults, **given, **self.environment, "CONTROLPLANE_EXECUTOR": execution.executor}
+        return {**defaults, **os.environ, **self.environment, "CONTROLPLANE_EXECUTOR": execution.executor}
 
 
 def _secret_key(home: Home) -> str:

@@ -199,9 +199,7 @@ def test_a_pause_ends_by_itself_and_only_when_its_end_has_passed(
 
 
 @pytest.mark.rule("O2", "A26")
-def test_by_manage_py(make_tenant: Any, monkeypatch: Any) -> None:
-    # Set where the settings were read without a secret key, as in a bare run of pytest.
-    monkeypatch.delenv("WHARFINGER_EPHEMERAL_SECRET", raising=False)
+def test_by_manage_py(make_tenant: Any) -> None:
     tenant = make_tenant(slug="acme")
 
     def say(*arguments: str) -> str:

@@ -122,9 +122,7 @@ def test_a_wrong_limit_and_a_wrong_name_are_refused(make_tenant: Any, limit: Any
 
 
 @pytest.mark.rule("O2")
-def test_by_manage_py(make_tenant: Any, monkeypatch: Any) -> None:
-    # Set where the settings were read without a secret key, as in a bare run of pytest.
-    monkeypatch.delenv("WHARFINGER_EPHEMERAL_SECRET", raising=False)
+def test_by_manage_py(make_tenant: Any) -> None:
     tenant = make_tenant(slug="acme")
 
     def say(*arguments: str) -> str:

@@ -21,6 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 170
 
 
+def demo_log(home: Path) -> str:
+    log = home / "logs/demo.log"
+    return log.read_text()[-3000:] if log.exists() else "(no demo.log)"
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -84,7 +89,7 @@ def test_one_command_runs_the_demo_to_its_known_end_and_leaves_nothing(home: Pat
     running = up(home, "--once", "--json", "--executor", executor, "--problems", str(problems))
     out, err = running.communicate(timeout=PATIENCE)
 
-    assert running.returncode == 0, err[-3000:]
+    assert running.returncode == 0, err[-2000:] + demo_log(home)
     summary = json.loads(out)
     assert summary["as_expected"] is True
     assert summary["runs"] == 3 * (problems + 12)
@@ -168,7 +173,7 @@ def test_a_killed_database_is_started_anew_and_the_demo_still_ends_as_it_must(ho
     postmaster = int(next(home.rglob("postmaster.pid")).read_text().split()[0])
     os.kill(postmaster, signal.SIGKILL)
     out, err = running.communicate(timeout=PATIENCE)
-    assert running.returncode == 0, err[-3000:]
+    assert running.returncode == 0, err[-2000:] + demo_log(home)
     summary = json.loads(out)
     assert summary["as_expected"] is True
     assert summary["restarts"]["postgres"] == 1

@@ -52,10 +52,8 @@ def control_plane(fence: str, scale: float = 1.0) -> dict[str, Any]:
 def environment(fence: str, database: str, executor: str, scratch: Path, scale: float = 1.0) -> dict[str, str]:
     """The same for a process of its own."""
     values = {f"CONTROLPLANE_{name.upper()}": str(value * scale) for name, value in WINDOWS.items()}
-    # The test's own process may have made up its secret, and says so.
-    inherited = {name: value for name, value in os.environ.items() if name != "WHARFINGER_EPHEMERAL_SECRET"}
     return {
-        **inherited,
+        **os.environ,
         **values,
         "DATABASE_URL": database,
         "SECRET_KEY": "a secret of the tests",

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +18,6 @@ from runners.agent.executors.images import ensure_python_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from runners.agent.executors.base import Executor, Exit
 
@@ -73,10 +75,10 @@ def adapter() -> Iterator[DockerAdapter]:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    base = tmp_path / "scratch"
-    # Other users' runs must get through to their directories.
-    for directory in (tmp_path, *list(tmp_path.parents)[:2]):
-        directory.chmod(0o711)
-    monkeypatch.setenv("CONTROLPLANE_SCRATCH_DIR", str(base))
-    return base
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # Not below pytest's own directory: other users' runs must get through, and every session closes that one again.
+    place = Path(tempfile.mkdtemp(prefix="wharfinger-scratch."))
+    place.chmod(0o711)
+    monkeypatch.setenv("CONTROLPLANE_SCRATCH_DIR", str(place / "scratch"))
+    yield place / "scratch"
+    shutil.rmtree(place)

@@ -303,10 +303,10 @@ print(json.dumps(said))
 """
 
 
-def test_as_an_ordinary_user(tmp_path: Path, scratch: Path) -> None:
+def test_as_an_ordinary_user(scratch: Path) -> None:
     uid = 61_000 if os.geteuid() == 0 else os.geteuid()
     scratch.mkdir(mode=0o711)
-    home = tmp_path / "home"
+    home = scratch.parent / "home"
     home.mkdir(mode=0o755)
     os.chown(scratch, uid, uid)
     done = subprocess.run(
