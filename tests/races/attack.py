@@ -121,7 +121,7 @@ class Orders:
 
 def attack(seconds: float, *, tenants: list[Tenant], url: str, variant: str = "", seen_enough: bool = False) -> Report:
     """Let the workers loose for so long, observing all the while. `seen_enough`: end at the first violation."""
-    context = _context()
+    context = forkserver(__name__)
     orders = Orders(
         database=url.rpartition("/")[2],
         tenants=tuple(t.pk for t in tenants),
@@ -156,9 +156,10 @@ def attack(seconds: float, *, tenants: list[Tenant], url: str, variant: str = ""
     return report
 
 
-def _context() -> ForkServerContext:
+def forkserver(module: str) -> ForkServerContext:
+    """Processes forked from one that has this module, hence Django, loaded."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([module])
     return context
 
 
