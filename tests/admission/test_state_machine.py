@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.db import DEFAULT_DB_ALIAS
 from django.utils import timezone
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -59,6 +59,8 @@ class ModelRun:
     tries: int = 0
     cancelled: bool = False
     lapsed: bool = False
+    fenced: bool = False
+    """Taken over in this step: its epoch must have grown."""
 
     @property
     def holding(self) -> bool:
@@ -116,7 +118,7 @@ class Model:
             run.state = "queued"
         else:
             run.state = "interrupted"
-        run.lapsed = False
+        run.lapsed, run.fenced = False, True
 
 
 def empty_ledger() -> None:
@@ -142,7 +144,11 @@ class Ledger(RuleBasedStateMachine):
         empty_ledger()
         ready_to_reap()
         self.drivers = [ledger.make_driver() for _ in range(DRIVERS)]
-        self.model.tenants = [ModelTenant(ledger.make_tenant()) for _ in range(TENANTS)]
+        # Begun in the middle of life: most verbs do nothing in an empty ledger.
+        self.model.tenants = [ModelTenant(ledger.make_tenant(3), quota=3), ModelTenant(ledger.make_tenant())]
+        for tenant in range(TENANTS):
+            self._submit(tenant, 3, 1, 0)
+        self._admit(0, 3)
 
     # -- helpers
 
@@ -160,8 +166,8 @@ class Ledger(RuleBasedStateMachine):
         """States and epochs as they stand; no epoch ever falls."""
         rows = {r: (state, epoch) for r, state, epoch in Run.objects.values_list("id", "state", "epoch")}
         for run, known in self.model.runs.items():
-            assert rows[run][1] >= known.epoch
-            known.epoch = rows[run][1]
+            assert rows[run][1] > known.epoch if known.fenced else rows[run][1] >= known.epoch
+            known.epoch, known.fenced = rows[run][1], False
         return rows
 
     def _absorb_reaps(self) -> None:
@@ -176,8 +182,15 @@ class Ledger(RuleBasedStateMachine):
 
     # -- other systems
 
-    @rule(number=NUMBER, holder=st.integers(0, HOLDERS - 1), weight=st.integers(1, 2))
-    def claim(self, number: int, holder: int, weight: int) -> None:
+    @rule(
+        number=NUMBER,
+        claims=st.lists(st.tuples(st.integers(0, HOLDERS - 1), st.integers(1, 2)), min_size=2, max_size=4),
+    )
+    def claim(self, number: int, claims: list[tuple[int, int]]) -> None:
+        for holder, weight in claims:
+            self._claim(number, holder, weight)
+
+    def _claim(self, number: int, holder: int, weight: int) -> None:
         tenant, known = self._tenant(number)
         name = f"ext:{holder}"
         held = self.model.permits.get(name)
@@ -218,13 +231,18 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(number=NUMBER, count=st.integers(1, 4), weight=st.sampled_from((1, 1, 2)), priority=st.integers(0, 2))
     def submit(self, number: int, count: int, weight: int, priority: int) -> None:
-        tenant, known = self._tenant(number)
+        self._submit(number % TENANTS, count, weight, priority)
+
+    def _submit(self, tenant: int, count: int, weight: int, priority: int) -> None:
         spec = {"weight": weight, "priority": priority, "retry": {"backoff_seconds": 0, "max_attempts": MAX_TRIES}}
-        for run in ledger.submit(known.row, count, **spec):
+        for run in ledger.submit(self.model.tenants[tenant].row, count, **spec):
             self.model.runs[run] = ModelRun(tenant, weight, (-priority, run))
 
     @rule(driver=st.integers(0, DRIVERS - 1), slots=st.sampled_from((1, 2, 50)))
     def admit(self, driver: int, slots: int) -> None:
+        self._admit(driver, slots)
+
+    def _admit(self, driver: int, slots: int) -> None:
         given = admit(self.drivers[driver], Envelope(slots))
         self._absorb_reaps()
         assert len(given) <= slots
@@ -320,9 +338,25 @@ class Ledger(RuleBasedStateMachine):
         elif not outside and (found := self._run(number, *HOLDING)):
             lapsed = Permit.objects.filter(run=found[0]).update(renewed_at=timezone.now() - HOUR)
             found[1].lapsed = lapsed > 0
+            self._perhaps_saved(number, *found)
+
+    def _perhaps_saved(self, number: int, run: int, known: ModelRun) -> None:
+        """A start or a renewal that comes in time; the reaper right behind it shows what it saved."""
+        hold = (run, known.epoch)
+        if number % 3 == 0 and known.state == "admitted" and not known.cancelled:
+            assert start_runs(self.drivers[known.driver], [hold]) == {hold: "ok"}
+            known.state, known.tries, known.lapsed = "running", known.tries + 1, False
+        elif number % 3 == 1:
+            assert renew_runs(self.drivers[known.driver], [hold]) == {hold: "cancel" if known.cancelled else "ok"}
+            known.lapsed = False
+        if number % 2:
+            self._reap()
 
     @rule()
     def reap(self) -> None:
+        self._reap()
+
+    def _reap(self) -> None:
         lapsed = [r for r in self.model.runs.values() if r.lapsed]
         gone = [h for h, p in self.model.permits.items() if p.lapsed]
         ready_to_reap()
@@ -410,20 +444,26 @@ class Ledger(RuleBasedStateMachine):
             known.before = now
 
 
-def prove(examples: int, steps: int) -> None:
+def prove(examples: int, steps: int, *, shrink: bool = False) -> None:
+    # Shrinking takes minutes on a real database: the time of a test's own, so only where there is as much.
+    phases = [phase for phase in Phase if shrink or phase is not Phase.shrink]
     chosen = settings(
-        max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
+        phases=phases,
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(Ledger, settings=chosen)
 
 
 @pytest.mark.rule("A4", "A5", "A6", "A7", "A8", "A9", "A11", "A14", "A15", "A26", "R8")
 def test_no_sequence_of_verbs_leads_the_ledger_away_from_the_model() -> None:
-    prove(20, 40)
+    prove(12, 40)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.rule("A4", "A5", "A6", "A7", "A8", "A9", "A11", "A14", "A15", "A26", "R8")
 def test_no_long_sequence_of_verbs_leads_the_ledger_away_from_the_model() -> None:
-    prove(EXAMPLES, 80)
+    prove(EXAMPLES, 80, shrink=True)
