@@ -15,6 +15,7 @@ from django.db import DatabaseError, connection, transaction
 from admission.drivers import Driver, DriverGone
 from admission.picking import Envelope, Offer, gather
 from admission.plan import Candidate, CounterRow, Plan, plan_admission
+from admission.services.reaping import reap_refusing
 from admission.spec import RunSpec
 from admission.sql import admitting as sql
 from admission.states import Scope
@@ -42,11 +43,32 @@ class Admitted:
 def admit(driver: Driver, envelope: Envelope) -> list[Admitted]:
     """Admit up to `envelope.slots` queued runs to this driver, in fair order, and return them.
 
+    A driver that got less than it could start looks whether lapsed permits kept it from more (rule A12). Not inside a
+    caller's transaction: that one holds runs, and the reap would lock others after them.
+
     Raises:
         DriverGone: it may not be given work any more.
         DatabaseError: nothing is known to be admitted; the next drain takes up what was (rule A10).
     """
     envelope = _bounded(envelope)
+    admitted = _admit(driver, envelope)
+    if len(admitted) < envelope.slots and not connection.in_atomic_block:
+        admitted += _admit_what_lapsed(driver, _left(envelope, admitted), known=bool(admitted))
+    return admitted
+
+
+def _admit_what_lapsed(driver: Driver, left: Envelope, *, known: bool) -> list[Admitted]:
+    try:
+        return _admit(driver, left) if reap_refusing() else []
+    except (DatabaseError, DriverGone):
+        if not known:
+            raise
+        # What was admitted before stands, and its driver must hear of it.
+        log.exception("admission.reap_failed", extra={"driver": driver.name})
+        return []
+
+
+def _admit(driver: Driver, envelope: Envelope) -> list[Admitted]:
     if envelope.slots <= 0:
         return []
     # Few tenants for few slots: what one admission reads does not depend on how many tenants wait.

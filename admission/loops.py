@@ -39,6 +39,13 @@ LOOPS: Final = (
         ("admission.services.reaping.reap_run_permits", "admission.services.reaping.reap_outside_permits"),
     ),
     Loop(
+        "tenant-deletions",
+        Gate.LEADER,
+        lambda: conf().reap_interval_seconds,
+        "Tenants that are being deleted are emptied and go. Once per fleet: each batch locks its tenant alone.",
+        ("admission.services.deleting.finish_deletions",),
+    ),
+    Loop(
         "conservation",
         Gate.LEADER,
         lambda: conf().audit_interval_seconds,

@@ -45,7 +45,10 @@ class Tenant(models.Model):
             ("pause_tenant", "Can pause and resume a tenant"),
         )
         constraints = (models.CheckConstraint(condition=Q(weight__gt=0), name="tenant_weight_positive"),)
-        indexes = (models.Index(fields=("resume_at",), name="tenant_resume", condition=Q(resume_at__isnull=False)),)
+        indexes = (
+            models.Index(fields=("resume_at",), name="tenant_resume", condition=Q(resume_at__isnull=False)),
+            models.Index(fields=("deleting_at",), name="tenant_deleting", condition=Q(deleting_at__isnull=False)),
+        )
 
     def __str__(self) -> str:
         return self.slug
@@ -341,3 +344,27 @@ class Permit(models.Model):
 
     def __str__(self) -> str:
         return f"{self.scope} permit of {self.holder}"
+
+
+class Probe(models.Model):
+    """What a driver's machine had in use at one time, as that driver sampled it (rule A19).
+
+    One row per driver that samples, deleted when it leaves: nothing in use leaves no entry. Drivers on one machine
+    find each other by `machine`. A row older than two ticks says nothing.
+    """
+
+    driver_kind = models.CharField(max_length=10, choices=DriverKind.choices)
+    driver_id = models.BigIntegerField()
+    machine = models.CharField(max_length=200)
+    slots_used = models.IntegerField()
+    memory_mib_used = models.IntegerField()
+    cpu_used = models.FloatField(null=True)
+    sampled_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ("machine", "driver_kind", "driver_id")
+        constraints = (models.UniqueConstraint(fields=("driver_kind", "driver_id"), name="probe_driver"),)
+        indexes = (models.Index(fields=("machine", "-sampled_at"), name="probe_machine"),)
+
+    def __str__(self) -> str:
+        return f"{self.machine} by {self.driver_kind} {self.driver_id}"

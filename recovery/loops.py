@@ -14,6 +14,12 @@ LOOPS: Final = (
         lambda: conf().heartbeat_interval_seconds,
         "Each replica says that it lives; nobody can say it for another.",
     ),
+    Loop(
+        "probe",
+        Gate.LOCAL,
+        lambda: conf().probe_seconds,
+        "Each replica samples its own machine; nobody else can.",
+    ),
     Loop("holds", Gate.LOCAL, lambda: 1.0, "Each replica compares its own table with the ledger."),
     Loop(
         "reconcile",

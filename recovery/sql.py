@@ -112,6 +112,31 @@ DRIVER_DEAD: Final = (
     "r.driver_kind = 'replica' AND EXISTS ("
     "SELECT FROM recovery_replica d WHERE d.id = r.driver_id AND d.declared_dead_at IS NOT NULL)"
 )
+# Under strict fencing. A declaration may come before the end of what the dead one executes (same pinned id, goodbye
+# with work left): its runs are taken only when its silence has lasted for the whole window.
+DRIVER_DEAD_FENCED: Final = (
+    "r.driver_kind = 'replica' AND EXISTS ("
+    "SELECT FROM recovery_replica d WHERE d.id = r.driver_id AND d.declared_dead_at IS NOT NULL"
+    " AND d.beat_at < statement_timestamp() - make_interval(secs => %(stale_seconds)s))"
+)
 DRIVER_ABSENT: Final = (
     "r.driver_kind = 'replica' AND NOT EXISTS (SELECT FROM recovery_replica d WHERE d.id = r.driver_id)"
 )
+
+# Replicas as others see them, those heard last, with how many slots each has in use, and what its machine had by the
+# newest fresh sample (none: all of the envelope). No locks. Index: replica_beat, run_driver, probe_machine.
+READ_FACTS: Final = """
+SELECT d.id, d.name, d.executor, d.slots, d.memory_mib, d.cpu, d.draining_at IS NOT NULL AS draining,
+       extract(epoch FROM statement_timestamp() - d.beat_at)::float8 AS heard,
+       d.declared_dead_at IS NULL
+           AND d.beat_at >= statement_timestamp() - make_interval(secs => %(stale_seconds)s) AS live,
+       (SELECT count(*) FROM admission_run r WHERE r.driver_kind = 'replica' AND r.driver_id = d.id
+            AND r.state IN ('admitted', 'running'))::int AS held,
+       coalesce(s.memory_mib_used, d.memory_mib) AS memory_used, coalesce(s.cpu_used, d.cpu) AS cpu_used
+FROM recovery_replica d
+LEFT JOIN LATERAL (
+    SELECT p.memory_mib_used, p.cpu_used FROM admission_probe p
+    WHERE p.machine = d.machine AND p.sampled_at >= statement_timestamp() - make_interval(secs => %(age)s)
+    ORDER BY p.sampled_at DESC LIMIT 1) s ON true
+ORDER BY d.beat_at DESC LIMIT %(limit)s
+"""

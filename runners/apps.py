@@ -7,3 +7,11 @@ class RunnersConfig(AppConfig):
     """See README.md beside this file."""
 
     name = "runners"
+
+    def ready(self) -> None:
+        """Say how runners are read by those below."""
+        from admission.driver_facts import register_driver_facts
+        from admission.states import DriverKind
+        from runners.services.facts import read_runner_facts
+
+        register_driver_facts(DriverKind.RUNNER, read_runner_facts)

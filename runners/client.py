@@ -66,22 +66,36 @@ class Client:
 
     def runs(self, *, most: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
         """Runs, newest first, page by page; filters as in the API (state, batch, batch_name, name)."""
-        size = 500 if most is None else min(most, 500)
-        params: dict[str, Any] | None = {**{k: v for k, v in filters.items() if v is not None}, "limit": size}
-        path: str | None = "/runs"
-        left = most
-        while path:
-            page = self._get(path, params)
-            for run in page["results"]:
-                if left is not None and left <= 0:
-                    return
-                left = None if left is None else left - 1
-                yield run
-            path, params = page["next"], None
+        return self._pages("/runs", most, filters)
+
+    def limits(self, *, most: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Limits of concurrency keys and harnesses; filters as in the API (scope, key, tenant)."""
+        return self._pages("/limits", most, filters)
+
+    def set_limit(self, key: str, limit: int, *, tenant: str | None = None, reason: str = "") -> dict[str, Any]:
+        """With a tenant its concurrency key's limit, without one a harness's. For operators."""
+        body = {
+            "scope": "key" if tenant else "harness",
+            "key": key,
+            "tenant": tenant,
+            "limit": limit,
+            "reason": reason,
+        }
+
+        def send() -> dict[str, Any]:
+            answer: dict[str, Any] = self.transport.json("PUT", "/limits", json=body)
+            return answer
+
+        return self._patiently(send)
 
     def run(self, run: int) -> dict[str, Any]:
         """One run with its attempts and timeline."""
         found: dict[str, Any] = self._get(f"/runs/{run}")
+        return found
+
+    def why(self, run: int) -> dict[str, Any]:
+        """Why a queued run waits; for others, that it does not."""
+        found: dict[str, Any] = self._get(f"/runs/{run}/why")
         return found
 
     def cancel(self, run: int, reason: str = "") -> dict[str, Any]:
@@ -144,6 +158,20 @@ class Client:
                 return counts
             time.sleep(pause)
             pause = min(pause * 1.2, LONGEST_POLL_SECONDS)
+
+    def _pages(self, first: str, most: int | None, filters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        size = 500 if most is None else min(most, 500)
+        params: dict[str, Any] | None = {**{k: v for k, v in filters.items() if v is not None}, "limit": size}
+        path: str | None = first
+        left = most
+        while path:
+            page = self._get(path, params)
+            for row in page["results"]:
+                if left is not None and left <= 0:
+                    return
+                left = None if left is None else left - 1
+                yield row
+            path, params = page["next"], None
 
     def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
         return self._patiently(lambda: self.transport.json("GET", path, params=params))

@@ -21,19 +21,29 @@ from runners.services import logs
 
 T = TypeVar("T")
 
-DRAIN_REASONS = frozenset({"drained", "shutdown"})
-"""Given back because the driver stops, not because something was wrong: no attempt is burned (rule R14)."""
+DRAIN_REASONS = frozenset({"drained", "shutdown", "fenced"})
+"""Given back because the driver stops or was not allowed to start it, not because something was wrong with the run: no
+attempt is burned (rule R14)."""
+
+
+def _as_asked(capacity: Capacity) -> Capacity:
+    return capacity
 
 
 class DatabaseControl:
-    """Implements `runners.agent.control.Control` for one driver of this process."""
+    """Implements `runners.agent.control.Control` for one driver of this process.
 
-    def __init__(self, driver: Driver) -> None:
+    `narrow` takes from what the driver has free what its machine has not.
+    """
+
+    def __init__(self, driver: Driver, narrow: Callable[[Capacity], Capacity] = _as_asked) -> None:
         self.driver = driver
+        self._narrow = narrow
 
     def claim(self, request_id: str, capacity: Capacity) -> Sequence[Assignment]:
         """Admit. A lost answer is found by reading this driver's own rows (rule A10), so no answer is stored."""
-        envelope = Envelope(capacity.slots, capacity.memory_mib, capacity.cpu)
+        free = _call(lambda: self._narrow(capacity))
+        envelope = Envelope(free.slots, free.memory_mib, free.cpu)
         try:
             admitted = _call(lambda: admit(self.driver, envelope))
         except DriverGone:

@@ -147,3 +147,16 @@ deleted AS (DELETE FROM runners_logchunk WHERE id IN (SELECT id FROM due) RETURN
 SELECT (SELECT count(*) FROM deleted) AS deleted, max(id) AS last, coalesce(bool_or(NOT old), true) AS reached
 FROM looked
 """
+
+# Runners as others see them, those heard last, with how many slots each has in use. Revoked ones too: a permit may
+# still name them. No locks. Index: run_driver (the table is small).
+READ_FACTS: Final = """
+SELECT r.id, r.name, r.tenant_id, r.labels, r.trust_labels, r.executors, r.slots,
+       r.draining_at IS NOT NULL OR r.paused_at IS NOT NULL AS draining,
+       extract(epoch FROM statement_timestamp() - r.contact_at)::float8 AS heard,
+       coalesce(r.revoked_at IS NULL
+           AND r.contact_at >= statement_timestamp() - make_interval(secs => %(lease_seconds)s), false) AS live,
+       (SELECT count(*) FROM admission_run h WHERE h.driver_kind = 'runner' AND h.driver_id = r.id
+            AND h.state IN ('admitted', 'running'))::int AS held
+FROM runners_runner r ORDER BY r.contact_at DESC NULLS LAST LIMIT %(limit)s
+"""

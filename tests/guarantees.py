@@ -49,7 +49,7 @@ RULES = {
     "A23": "Other systems claim, renew and release permits by their own ids.",
     "A24": "Any queued run can say what it waits for.",
     "A25": "A broken row is set aside with its reason, and the next one is served.",
-    "A26": "A pause stops admission and nothing else; a tenant with live work is not deleted.",
+    "A26": "A pause stops admission and nothing else; a tenant with live work is not deleted, or drained first.",
     "A27": "Submit is idempotent by key.",
     "A28": "Queue, start and run have deadlines; retries back off; a cancel ends when the stop is confirmed.",
     "A29": "A hold that cannot start goes back with its permit and burns no attempt.",
@@ -135,9 +135,10 @@ RULES = {
 
 REQUIRED = {
     *(f"G{n}" for n in range(1, 11)),
-    *(f"A{n}" for n in (*range(1, 11), 13, 14, 15, 19, 21, 22, 25, 27, 28, 29, 30)),
+    *(f"A{n}" for n in (*range(1, 11), 13, 14, 15, *range(19, 31))),
     *(f"X{n}" for n in range(1, 6)),
-    *("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L10", "L11", "A11", "A12", "A17"),
+    "P18",
+    *("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11", "A11", "A12", "A17"),
     *("R1", "R2", "R3", "R5", "R8"),
     *("Q2", "Q3", "Q4", "Q5", "Q6", "Q12"),
 }

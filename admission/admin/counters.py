@@ -4,23 +4,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from django.contrib import admin
 from django.db.models import OuterRef, QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
+from admission.admin.limit_verbs import LIMIT_VERBS
 from admission.models import Batch, Counter, Run
 from admission.states import RunState, Scope
 from controlplane.admin_base import AutocompleteFilter, ReadOnlyAdmin, render
 from controlplane.admin_base.subqueries import CappedCount, capped
+from controlplane.admin_base.verbs import Verb
 
 OPEN = (RunState.QUEUED, RunState.ADMITTED, RunState.RUNNING)
 
 
 @admin.register(Counter)
 class CounterAdmin(ReadOnlyAdmin):
-    """Limits and what is in flight under them. A limit is changed on its tenant's page, never here."""
+    """Limits and what is in flight under them. A tenant's limit is changed on its page, the others by verbs here."""
 
+    verbs: Sequence[Verb] = LIMIT_VERBS
     list_display = ("scope_badge", "what", "use", "limit", "in_flight", "paused")
     list_display_links = ("what",)
     list_filter = ("scope", ("tenant", AutocompleteFilter))

@@ -16,9 +16,10 @@ from django.utils.safestring import SafeString
 from admission.admin import timeline
 from admission.admin.masking import masked_command, masked_spec
 from admission.admin.run_verbs import CANCEL, REQUEUE
+from admission.admin.why import why_panel
 from admission.models import Attempt, Permit, Run
 from admission.spec import Resources
-from admission.states import HOLDING
+from admission.states import HOLDING, RunState
 from controlplane.admin_base import AutocompleteFilter, DateRangeFilter, ReadOnlyAdmin, render
 from controlplane.admin_base.clock import SecondsSince, SecondsToLapse
 from controlplane.admin_base.filters import fixed_values
@@ -98,7 +99,7 @@ class RunAdmin(ReadOnlyAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """The page of one run: three statements beside the row itself."""
+        """The page of one run: a fixed number of statements beside the row itself."""
         run: Run | None = kwargs.get("obj")
         if run is not None:
             context.update(run_page(run))
@@ -174,6 +175,7 @@ def run_page(run: Run) -> dict[str, Any]:
         "log_url": reverse("admin:run_log", args=[run.pk]),
         "download_url": reverse("admin:run_log_download", args=[run.pk]),
         "follow": run.state in HOLDING,
+        "why": why_panel(run.pk) if run.state == RunState.QUEUED else None,
         "audit_url": f"{reverse('admin:core_auditentry_changelist')}?subject_type=run&subject={run.pk}",
     }
 

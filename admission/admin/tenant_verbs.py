@@ -11,6 +11,7 @@ from django import forms
 from admission.admin.tokens import ISSUE_TOKEN
 from admission.models import Tenant
 from admission.services import quotas, tenants
+from admission.services.deleting import delete_tenant
 from controlplane.admin_base.verbs import Order, Outcome, Preview, ReasonForm, Verb
 from controlplane.core.clock import database_now
 from controlplane.core.errors import InvalidInput
@@ -118,10 +119,24 @@ def _resume(order: Order) -> Outcome:
     return _counted("Resumed", resumed, len(order.objects), "was not paused")
 
 
+class DeleteForm(ReasonForm):
+    """Whether live work is waited for."""
+
+    drain = forms.BooleanField(
+        required=False,
+        label="Drain it first",
+        help_text="Queued runs are cancelled, running ones finish, and then it goes. Otherwise live work refuses.",
+    )
+    field_order = ("drain", "reason")
+
+
 def _delete(order: Order) -> Outcome:
-    for tenant in order.objects:
-        tenants.delete_tenant(tenant, actor=order.actor, reason=order.reason)
-    return Outcome(f"Deleted {', '.join(t.slug for t in order.objects)} and its history.", len(order.objects))
+    drain = bool(order.values.get("drain"))
+    gone = [delete_tenant(t, actor=order.actor, reason=order.reason, drain=drain) for t in order.objects]
+    names = ", ".join(t.slug for t in order.objects)
+    if all(gone):
+        return Outcome(f"Deleted {names} and its history.", len(gone))
+    return Outcome(f"{names} takes no more work; it goes when its own has ended.", len(gone))
 
 
 def _counted(done: str, changed: int, asked: int, otherwise: str) -> Outcome:
@@ -176,7 +191,8 @@ DELETE = Verb(
     permission="admission.delete_tenant",
     perform=_delete,
     explain="Deletes the tenant with its history, batches and tokens; the audit log stays. Refused while any of its "
-    "runs has not ended or any permit is held.",
+    "runs has not ended or any permit is held, unless it is drained first. This is not taken back.",
+    form=DeleteForm,
     many=False,
     danger=True,
     removes=True,

@@ -6,10 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from admission.services.permits import MAX_LAPSE_SECONDS, MIN_LAPSE_SECONDS
 from admission.services.submitting import MAX_KEY, MAX_RUNS
 from admission.spec import MAX_INTEGER, RunSpec
 
 Reason = Annotated[str, Field(max_length=1000)]
+PermitId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,200}$")]
 
 
 class Body(BaseModel):
@@ -95,9 +97,27 @@ class QuotaBody(Body):
     reason: Reason = ""
 
 
+class LimitBody(Body):
+    """A limit below the tenant's: of one of its concurrency keys, or of a harness (no tenant, null: not bounded)."""
+
+    scope: str = Field(pattern="^(key|harness)$")
+    key: str = Field(min_length=1, max_length=200, description="The concurrency key, or the harness's name.")
+    tenant: str | None = Field(default=None, max_length=60, description="Slug; for a concurrency key.")
+    limit: int | None = Field(ge=0, le=MAX_INTEGER)
+    reason: Reason = ""
+
+
+class RenewBody(Body):
+    """Permits to renew, by their own ids."""
+
+    ids: list[PermitId] = Field(min_length=1, max_length=1000)
+
+
 class PermitBody(Body):
     """A claim by another system, under its own id: the same id again is the same right."""
 
-    id: str = Field(pattern=r"^[A-Za-z0-9._:-]{1,200}$")
+    id: PermitId
     weight: int = Field(default=1, ge=1, le=MAX_INTEGER)
-    lapse_seconds: Annotated[float | None, Field(default=None, ge=1, le=7 * 86_400, description="Lease length.")]
+    lapse_seconds: Annotated[
+        float | None, Field(default=None, ge=MIN_LAPSE_SECONDS, le=MAX_LAPSE_SECONDS, description="Lease length.")
+    ]

@@ -6,8 +6,11 @@ from typing import Any
 
 import django_filters as filters
 from django import forms
+from django.db.models import CharField, Q, QuerySet, Value
+from django.db.models.functions import Cast, Concat
 
-from admission.models import Permit, Run
+from admission.models import Counter, Permit, Run
+from admission.services.limits import BELOW_TENANT
 from admission.states import RunState, Scope
 
 MAX_ID = 2**63 - 1
@@ -35,6 +38,23 @@ class RunFilter(filters.FilterSet):
     class Meta:
         model = Run
         fields: list[str] = []
+
+
+class LimitFilter(filters.FilterSet):
+    """Of limits below the tenants'."""
+
+    scope = filters.ChoiceFilter(choices=[(scope.value, scope.label) for scope in BELOW_TENANT])
+    key = filters.CharFilter(method="by_key", max_length=200, help_text="The key or harness, whole.")
+    tenant = filters.CharFilter("tenant__slug", max_length=60, help_text="Operators only: others see their own.")
+
+    class Meta:
+        model = Counter
+        fields: list[str] = []
+
+    def by_key(self, queryset: QuerySet[Counter], name: str, value: str) -> QuerySet[Counter]:
+        """Keys are stored behind their tenant's number."""
+        own = Concat(Cast("tenant_id", CharField()), Value(f":{value}"))
+        return queryset.filter(Q(scope=Scope.HARNESS, key=value) | Q(scope=Scope.KEY, key=own))
 
 
 class PermitFilter(filters.FilterSet):

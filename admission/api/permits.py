@@ -8,11 +8,11 @@ from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from admission.api.bodies import PermitBody
+from admission.api.bodies import PermitBody, RenewBody
 from admission.api.filters import PermitFilter
 from admission.api.principals import scope_of, tenant_of
 from admission.api.reading import list_permits
-from admission.api.serializers import ClaimSerializer, PermitSerializer, ReleaseSerializer
+from admission.api.serializers import ClaimSerializer, PermitSerializer, ReleaseSerializer, RenewedSerializer
 from admission.models import Permit, Tenant
 from admission.services import permits as service
 from admission.services.permits import OUTSIDE_PREFIX, ClaimOutcome
@@ -101,3 +101,16 @@ class PermitRenewView(View):
         if lapse is None:
             raise NotFound(f"Permit {permit!r} is not held any more.", hint="Stop its work, or claim anew.")
         return Response({"id": permit, "outcome": "renewed", "lapse_seconds": lapse})
+
+
+class PermitRenewalsView(View):
+    """Renewing many permits of an outside system at once."""
+
+    @extend_schema(operation_id="permits_renew_many", tags=["permits"], request=RenewBody, responses=RenewedSerializer)
+    def post(self, request: Request) -> Response:
+        """Renew up to 1,000 leases in one statement. What is in `lost` is not held any more: its work must stop."""
+        tenant = _tenant(request)
+        holders = {holder_of(tenant, permit): permit for permit in parse_body(RenewBody, request).ids}
+        kept = service.renew_permits(list(holders), tenant_id=tenant.pk)
+        renewed = {holders[holder]: lapse for holder, lapse in kept.items()}
+        return Response({"renewed": renewed, "lost": [p for p in holders.values() if p not in renewed]})

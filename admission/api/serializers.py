@@ -6,8 +6,9 @@ from typing import Any
 
 from rest_framework import serializers
 
-from admission.models import Attempt, Batch, Permit, Run, Tenant
+from admission.models import Attempt, Batch, Counter, Permit, Run, Tenant
 from admission.services.submitting import Outcome
+from admission.states import Scope
 
 OUTSIDE_PARTS = 3
 
@@ -126,6 +127,41 @@ class QuotaSerializer(serializers.Serializer[Any]):
     over = serializers.IntegerField(help_text="What must end before anything is admitted again.")
     sentence = serializers.CharField()
     applied = serializers.BooleanField(help_text="False: a preview, nothing was changed.")
+
+
+class LimitSerializer(serializers.ModelSerializer[Counter]):
+    """A limit below the tenant's."""
+
+    key = serializers.SerializerMethodField()
+    tenant = serializers.CharField(source="tenant.slug", read_only=True, default=None, allow_null=True)
+
+    class Meta:
+        model = Counter
+        fields = ("scope", "tenant", "key", "limit", "in_flight")
+        read_only_fields = fields
+
+    def get_key(self, counter: Counter) -> str:
+        """As runs name it."""
+        return counter.key.partition(":")[2] if counter.scope == Scope.KEY else counter.key
+
+
+class LimitChangeSerializer(serializers.Serializer[Any]):
+    """A changed limit and what that meets."""
+
+    scope = serializers.CharField()
+    tenant = serializers.CharField(allow_null=True)
+    key = serializers.CharField()
+    before = serializers.IntegerField(allow_null=True)
+    limit = serializers.IntegerField(allow_null=True, help_text="Null: not bounded.")
+    in_flight = serializers.IntegerField()
+    sentence = serializers.CharField()
+
+
+class RenewedSerializer(serializers.Serializer[Any]):
+    """What is still held, and what is gone: the work of a lost permit must stop."""
+
+    renewed = serializers.DictField(child=serializers.FloatField(), help_text="Lease length in seconds by id.")
+    lost = serializers.ListField(child=serializers.CharField())
 
 
 class PermitSerializer(serializers.ModelSerializer[Permit]):

@@ -5,21 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from django.db.models import QuerySet
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from admission.api.bodies import PauseBody, ResumeBody, TenantBody, TenantPatchBody
-from admission.api.principals import actor_of, require, scope_of, visible_tenant
+from admission.api.principals import MAX_REASON, actor_of, require, scope_of, visible_tenant
 from admission.api.reading import list_tenants
 from admission.api.serializers import TenantSerializer
 from admission.models import Tenant
 from admission.services import tenants as service
+from admission.services.deleting import delete_tenant
 from controlplane.api.parsing import parse_body
 from controlplane.api.views import ListView, View
 from controlplane.core.errors import InvalidInput
 
 VIEW = "admission.view_tenant"
+DRAIN = OpenApiParameter("drain", bool, description="Cancel what is queued, wait for what runs, then delete.")
+REASON = OpenApiParameter("reason", str, description="For the audit log.")
 
 
 def shown(tenant: Tenant) -> Any:
@@ -75,6 +78,21 @@ class TenantView(View):
             raise InvalidInput("Nothing to change: give name, weight or queue_depth.")
         service.change_tenant(tenant, actor=actor_of(request), reason=body.reason, **changes)
         return Response(shown(tenant))
+
+    @extend_schema(
+        operation_id="tenants_delete",
+        tags=["tenants"],
+        parameters=[DRAIN, REASON],
+        responses={202: TenantSerializer, 204: None},
+    )
+    def delete(self, request: Request, slug: str) -> Response:
+        """Delete with all history: 204 gone, 202 it drains first and takes no more work, 409 it has live work."""
+        require(request, "admission.delete_tenant")
+        tenant = service.get_tenant(slug)
+        drain = request.query_params.get("drain", "").lower() in ("1", "true", "yes")
+        reason = request.query_params.get("reason", "").replace("\x00", "")[:MAX_REASON]
+        gone = delete_tenant(tenant, actor=actor_of(request), reason=reason, drain=drain)
+        return Response(status=204) if gone else Response(shown(tenant), 202)
 
 
 class TenantPauseView(View):

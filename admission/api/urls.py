@@ -5,16 +5,19 @@ from __future__ import annotations
 from django.urls import path
 
 from admission.api.batches import BatchesView, BatchView
-from admission.api.permits import PermitRenewView, PermitsView, PermitView
+from admission.api.limits import LimitsView
+from admission.api.permits import PermitRenewalsView, PermitRenewView, PermitsView, PermitView
 from admission.api.quotas import QuotaView
 from admission.api.runs import RunCancelView, RunsView, RunView
 from admission.api.tenants import TenantPauseView, TenantResumeView, TenantsView, TenantView
+from admission.api.why import RunWhyView
 from controlplane.api import converters  # noqa: F401 - registers <id:> and <permit:>
 
 urlpatterns = [
     path("runs", RunsView.as_view(), name="runs"),
     path("runs/<id:run>", RunView.as_view(), name="run"),
     path("runs/<id:run>/cancel", RunCancelView.as_view(), name="run-cancel"),
+    path("runs/<id:run>/why", RunWhyView.as_view(), name="run-why"),
     path("batches", BatchesView.as_view(), name="batches"),
     path("batches/<id:batch>", BatchView.as_view(), name="batch"),
     path("tenants", TenantsView.as_view(), name="tenants"),
@@ -22,7 +25,10 @@ urlpatterns = [
     path("tenants/<slug:slug>/pause", TenantPauseView.as_view(), name="tenant-pause"),
     path("tenants/<slug:slug>/resume", TenantResumeView.as_view(), name="tenant-resume"),
     path("tenants/<slug:slug>/quota", QuotaView.as_view(), name="quota"),
+    path("limits", LimitsView.as_view(), name="limits"),
     path("permits", PermitsView.as_view(), name="permits"),
     path("permits/<permit:permit>", PermitView.as_view(), name="permit"),
     path("permits/<permit:permit>/renew", PermitRenewView.as_view(), name="permit-renew"),
+    # Not below permits/: any word there may be the id of a permit.
+    path("permit-renewals", PermitRenewalsView.as_view(), name="permit-renewals"),
 ]

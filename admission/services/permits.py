@@ -9,6 +9,7 @@ from enum import StrEnum
 from django.db import DatabaseError, transaction
 
 from admission.models import Permit
+from admission.services.reaping import reap_limit
 from admission.spec import MAX_INTEGER
 from admission.sql import permits as sql
 from admission.states import Scope
@@ -20,6 +21,8 @@ from controlplane.core.sql import one, rows
 REFUSED_SQLSTATE = "WH001"
 OUTSIDE_PREFIX = "ext:"
 MAX_HOLDER = 300
+MIN_LAPSE_SECONDS = 1
+MAX_LAPSE_SECONDS = 7 * 86_400
 _TRIES = 3
 
 
@@ -54,11 +57,12 @@ def claim_permit(
     Raises:
         Conflict: this id exists with another tenant, key or weight (rule A7).
         NotFound: no such tenant.
-        InvalidInput: the id is none of an outside system's, or the weight is no whole number in range.
+        InvalidInput: the id is none of an outside system's, the weight no whole number in range, or the lease too
+            short or too long.
     """
     _check_holder(holder)
     _check_weight(weight)
-    lapse = conf().permit_lapse_seconds if lapse_seconds is None else lapse_seconds
+    lapse = conf().permit_lapse_seconds if lapse_seconds is None else _check_lapse(lapse_seconds)
     parameters = {
         "holder": holder,
         "tenant_id": tenant_id,
@@ -68,7 +72,11 @@ def claim_permit(
         "lapse_seconds": lapse,
         "driver_name": holder_name,
     }
-    return _claim_repeating(parameters, lapse)
+    claim = _claim_repeating(parameters, lapse)
+    if claim.outcome is ClaimOutcome.REFUSED and reap_limit(scope, str(parameters["key"])):
+        # The refusal ended its transaction, the reap is another, and the claim is tried once more (rule A12).
+        claim = _claim_repeating(parameters, lapse)
+    return claim
 
 
 def _claim_repeating(parameters: dict[str, object], lapse: float) -> Claim:
@@ -115,6 +123,13 @@ def _check_holder(holder: str) -> None:
 def _check_weight(weight: object) -> None:
     if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MAX_INTEGER:
         raise InvalidInput(f"The weight must be a whole number from 1 to {MAX_INTEGER}, not {weight!r}.")
+
+
+def _check_lapse(seconds: object) -> float:
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not MIN_LAPSE_SECONDS <= float(str(seconds)) <= MAX_LAPSE_SECONDS:
+        raise InvalidInput(f"A lease is from {MIN_LAPSE_SECONDS} to {MAX_LAPSE_SECONDS} seconds, not {seconds!r}.")
+    return float(str(seconds))
 
 
 def _held(parameters: dict[str, object]) -> Claim | None:

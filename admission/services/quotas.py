@@ -1,4 +1,4 @@
-"""A tenant's quota: set, change, remove (rules A14, A15); and limits of concurrency keys and harnesses."""
+"""A tenant's quota: set, change, remove (rules A14, A15). Limits of concurrency keys and harnesses: `limits`."""
 
 from __future__ import annotations
 
@@ -95,17 +95,6 @@ def preview_quota(tenant: Tenant, limit: object) -> QuotaChange:
         raise NotFound(f"There is no tenant {tenant.slug!r}.")
     before = counter["limit"] if counter["has_quota"] else None
     return QuotaChange(before, new, counter["in_flight"])
-
-
-def set_key_limit(scope: Scope, key: str, limit: object, *, actor: Actor, reason: str = "") -> int:
-    """Change the limit of a concurrency key (`tenant id:key`) or harness; returns what is in flight under it."""
-    new = parse_limit(limit, "limit")
-    with transaction.atomic():
-        row = one(sql.SET_LIMIT, {"scope": scope.value, "key": key, "limit": new})
-        if row is None:
-            raise NotFound(f"No run has named the {scope.label} {key!r} yet.")
-        record("set_limit", scope.value, key, actor=actor, reason=reason, after={"limit": new})
-    return int(row["in_flight"])
 
 
 def _lock(tenant: Tenant) -> dict[str, object]:

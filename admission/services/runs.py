@@ -18,7 +18,8 @@ from admission.sql import driving, ending
 from admission.states import TERMINAL, RunState
 from controlplane.core.audit import Actor, record_each
 from controlplane.core.conf import conf
-from controlplane.core.errors import InvalidInput
+from controlplane.core.errors import Conflict, InvalidInput
+from controlplane.core.fencing import is_strict
 from controlplane.core.sql import Row, rows
 
 RUN_DEADLINE_GRACE_SECONDS = 30.0
@@ -242,7 +243,18 @@ def cancel_runs(
 
 
 def requeue_runs(holds: Sequence[Hold], *, actor: Actor, reason: str) -> list[Ended]:
-    """An operator takes runs from their drivers: a takeover, which the displaced driver learns at its next call."""
+    """An operator takes runs from their drivers: a takeover, which the displaced driver learns at its next call.
+
+    Raises:
+        Conflict: under strict fencing. Until its driver learns of it the run would be executed without a permit.
+    """
+    if is_strict():
+        raise Conflict(
+            "Strict fencing is on: a run is not taken from a driver that may still execute it.",
+            hint="Cancel it, and submit it again when it is confirmed stopped; drain or stop its driver; or wait: the "
+            "runs of a silent driver come free when its window has passed.",
+            code="fenced",
+        )
     with transaction.atomic():
         taken = take_away(holds, OPERATOR, detail=f"{actor.name}: {reason}")
         after = {ended.run: {"state": ended.state.value} for ended in taken}

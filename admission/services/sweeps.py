@@ -22,6 +22,7 @@ from controlplane.core.sql import one, rows
 
 BATCH = 500
 LIMIT = {"limit": BATCH}
+OVER = "the pause was set to end now"
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ def pass_run_deadlines() -> Progress:
 def end_pauses() -> Progress:
     """Tenants whose pause has an end that passed are admitted again."""
     due = list(Tenant.objects.filter(pk__in=[r["id"] for r in rows(sweeping.READ_PAUSES_OVER, LIMIT)]))
-    resumed = [tenant for tenant in due if resume_tenant(tenant, actor=SYSTEM, reason="the pause was set to end now")]
+    resumed = [tenant for tenant in due if resume_tenant(tenant, actor=SYSTEM, reason=OVER, if_due=True)]
     return _progress("pause_over", due, len(resumed))
 
 

@@ -1,4 +1,4 @@
-"""Tenants: create, change, pause, resume, delete; and their API tokens."""
+"""Tenants: create, change, pause, resume; and their API tokens. Deleting: `deleting`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
 from admission.models import ApiToken, Counter, Tenant
-from admission.sql import quotas as sql
-from admission.states import HOLDING, RunState, Scope
+from admission.states import Scope
 from controlplane.core import tokens
 from controlplane.core.audit import Actor, record
 from controlplane.core.errors import Conflict, InvalidInput, NotFound
-from controlplane.core.sql import one
 
 SLUG = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,58}[a-z0-9])?")
 MAX_WEIGHT = Decimal("99999.999")
@@ -90,37 +88,18 @@ def pause_tenant(tenant: Tenant, *, actor: Actor, reason: str, resume_at: dateti
     return True
 
 
-def resume_tenant(tenant: Tenant, *, actor: Actor, reason: str = "") -> bool:
-    """Admit again. False: it was not paused."""
+def resume_tenant(tenant: Tenant, *, actor: Actor, reason: str = "", if_due: bool = False) -> bool:
+    """Admit again. False: it was not paused, or (`if_due`) its pause has no end that has passed."""
     with transaction.atomic():
-        changed = Tenant.objects.filter(pk=tenant.pk, paused_at__isnull=False).update(
-            paused_at=None, pause_note="", resume_at=None
-        )
+        paused = Tenant.objects.filter(pk=tenant.pk, paused_at__isnull=False)
+        # Judged by the statement that acts: between a sweep's look and this, somebody may have paused it for longer.
+        due = paused.filter(resume_at__lte=Now()) if if_due else paused
+        changed = due.update(paused_at=None, pause_note="", resume_at=None)
         if not changed:
             return False
         Counter.objects.filter(scope=Scope.TENANT, key=str(tenant.pk)).update(paused=False)
         record("resume", "tenant", tenant.slug, actor=actor, reason=reason)
     return True
-
-
-def delete_tenant(tenant: Tenant, *, actor: Actor, reason: str) -> None:
-    """Delete a tenant that never ran anything, or whose history was removed. Live work refuses (rule A26)."""
-    with transaction.atomic():
-        if one(sql.LOCK_TENANT, {"tenant_id": tenant.pk}) is None:
-            raise NotFound(f"There is no tenant {tenant.slug!r}.")
-        live = tenant.runs.filter(state__in=(*HOLDING, RunState.QUEUED)).count()
-        if live:
-            raise Conflict(
-                f"Tenant {tenant.slug!r} has {live} runs that have not ended.",
-                hint="Pause it, cancel its runs, and delete it when they are gone.",
-                code="tenant_busy",
-            )
-        if tenant.permits.exists():
-            raise Conflict(f"Tenant {tenant.slug!r} holds permits.", hint="Release them first.", code="tenant_busy")
-        tenant.runs.all().delete()
-        tenant.batches.all().delete()
-        record("delete", "tenant", tenant.slug, actor=actor, reason=reason)
-        tenant.delete()
 
 
 def issue_token(

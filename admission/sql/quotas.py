@@ -54,6 +54,10 @@ SET "limit" = %(limit)s,
 WHERE c.scope = %(scope)s AND c.key = %(key)s
 RETURNING c.in_flight
 """
+# The limit that the change meets, under the lock that the change needs anyway. Index: counter_scope_key.
+LOCK_LIMIT: Final = """
+SELECT "limit" FROM admission_counter WHERE scope = %(scope)s AND key = %(key)s FOR NO KEY UPDATE
+"""
 DELETE_QUOTA_PERMITS: Final = """
 DELETE FROM admission_permit WHERE scope = 'tenant' AND key = %(tenant_id)s::text AND run_id IS NOT NULL
 """

@@ -9,6 +9,25 @@ READ_PAUSES_OVER: Final = """
 SELECT id FROM admission_tenant WHERE resume_at <= statement_timestamp() ORDER BY resume_at LIMIT %(limit)s
 """
 
+# A tenant that is being deleted and has something to do: queued runs to cancel, or nothing left that it waits for.
+# No locks. Index: tenant_deleting, run_tenant_state, the one on permits' tenants.
+READ_DELETABLE: Final = """
+SELECT t.id FROM admission_tenant t
+WHERE t.deleting_at IS NOT NULL AND (
+    EXISTS (SELECT FROM admission_run r WHERE r.tenant_id = t.id AND r.state = 'queued')
+    OR (NOT EXISTS (SELECT FROM admission_run r WHERE r.tenant_id = t.id AND r.state IN ('admitted', 'running'))
+        AND (SELECT count(*) FROM admission_permit p WHERE p.tenant_id = t.id) = 0))
+ORDER BY t.deleting_at, t.id LIMIT 1
+"""
+# Waits for admissions, claims and submits under way; those that come later find it marked. Index: primary key.
+LOCK_DELETING: Final = """
+SELECT id FROM admission_tenant WHERE id = %(tenant_id)s AND deleting_at IS NOT NULL FOR UPDATE
+"""
+# Index: run_tenant_state.
+READ_QUEUED: Final = """
+SELECT id FROM admission_run WHERE tenant_id = %(tenant_id)s AND state = 'queued' ORDER BY id LIMIT %(limit)s
+"""
+
 # When a runner's call was last accepted, as the leases of what runners hold tell it. Null: they hold nothing.
 # Index: run_lease, from its end.
 READ_LAST_RUNNER_CALL: Final = """
@@ -23,6 +42,21 @@ SELECT DISTINCT p.run_id AS id FROM admission_permit p
 WHERE p.renewed_at < statement_timestamp() - make_interval(secs => %(lapse)s) AND p.run_id IS NOT NULL
   AND p.renewed_at < statement_timestamp() - make_interval(secs => p.lapse_seconds)
 ORDER BY 1 LIMIT %(limit)s
+"""
+# The same under one limit, after a refusal by it. Index: permit_counter.
+READ_LAPSED_UNDER_LIMIT: Final = """
+SELECT DISTINCT p.run_id AS id FROM admission_permit p
+WHERE p.scope = %(scope)s AND p.key = %(key)s AND p.run_id IS NOT NULL
+  AND p.renewed_at < statement_timestamp() - make_interval(secs => p.lapse_seconds)
+ORDER BY 1 LIMIT %(limit)s
+"""
+# Limits under which a permit lapsed for as long as permits of runs live. Unlimited counters refuse nobody. No locks.
+# Index: permit_renewed, counter_scope_key.
+READ_LAPSED_LIMITS: Final = """
+SELECT DISTINCT p.scope, p.key FROM admission_permit p JOIN admission_counter c ON c.scope = p.scope AND c.key = p.key
+WHERE p.renewed_at < statement_timestamp() - make_interval(secs => %(lapse)s) AND c."limit" IS NOT NULL
+  AND p.renewed_at < statement_timestamp() - make_interval(secs => p.lapse_seconds)
+LIMIT %(limit)s
 """
 # The runs first, then their permits: the lock order. A driver's renewal locks the run before the permit, so it is
 # over, or waits for us and then finds the epoch moved. Index: primary key.

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core import checks
 
+from controlplane.core import fencing
 from controlplane.core.conf import ENVIRONMENT_PREFIX, NAMES, ControlPlaneSettings, conf
 
 Relation = tuple[str, bool, str]
@@ -74,6 +75,7 @@ def _ranges(c: ControlPlaneSettings) -> list[Relation]:
             min(c.start_deadline_seconds, c.sweep_interval_seconds, c.claim_replay_seconds, c.log_cap_bytes) > 0,
             "deadlines, intervals and caps must be above 0",
         ),
+        ("E030", c.probe_seconds > 0, "CONTROLPLANE_PROBE_SECONDS must be above 0"),
         *_leadership_relations(c),
     ]
 
@@ -114,6 +116,41 @@ def _leadership_relations(c: ControlPlaneSettings) -> list[Relation]:
                 "CONTROLPLANE_PERMIT_RENEW_SECONDS: a longer gap between passes counts as an outage"
             ),
         ),
+        (
+            "E044",
+            not c.notify_webhook_url or c.notify_webhook_url.startswith(("http://", "https://")),
+            "CONTROLPLANE_NOTIFY_WEBHOOK_URL must be empty or begin with http:// or https://",
+        ),
+    ]
+
+
+def _fence(c: ControlPlaneSettings) -> list[Relation]:
+    """(check id, holds, what it says). Source: rule A16. Silent where nothing is fenced: the values mean nothing."""
+    if c.fence != "strict":
+        return []
+    windows = (
+        ("E021", "REPLICA_STALE_SECONDS", c.replica_stale_seconds, "HEARTBEAT_INTERVAL_SECONDS"),
+        ("E022", "RUNNER_LEASE_SECONDS", c.runner_lease_seconds, "RUNNER_HEARTBEAT_SECONDS"),
+        ("E023", "PERMIT_LAPSE_SECONDS", c.permit_lapse_seconds, "PERMIT_RENEW_SECONDS"),
+    )
+    return [
+        (
+            "E020",
+            c.fence_stop_seconds > 0 and c.fence_drift_seconds >= 0,
+            "CONTROLPLANE_FENCE_STOP_SECONDS must be above 0 and CONTROLPLANE_FENCE_DRIFT_SECONDS not below 0",
+        ),
+        *(
+            (
+                number,
+                fencing.fence_seconds(take, c) >= 2 * getattr(c, renewal.lower()),
+                (
+                    f"CONTROLPLANE_{window} leaves no room for CONTROLPLANE_FENCE=strict: less the time to stop, the "
+                    f"clock's drift and {fencing.TICK_SECONDS:g} s it is {fencing.fence_seconds(take, c):g} s, and "
+                    f"must be at least twice CONTROLPLANE_{renewal}, or one lost renewal would stop the work"
+                ),
+            )
+            for number, window, take, renewal in windows
+        ),
     ]
 
 
@@ -122,7 +159,7 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     """Refuse settings that contradict each other, and warn of names that mean nothing."""
     messages: list[checks.CheckMessage] = [
         checks.Error(text, hint="Change one of the two in the environment.", id=f"controlplane.{number}")
-        for number, holds, text in (*_relations(conf()), *_ranges(conf()))
+        for number, holds, text in (*_relations(conf()), *_ranges(conf()), *_fence(conf()))
         if not holds
     ]
     unknown = sorted(n for n in os.environ if n.startswith(ENVIRONMENT_PREFIX) and n not in NAMES)

@@ -14,6 +14,16 @@ from controlplane.core.conf import NAMES
 
 _CONVERSIONS = {"int": int, "float": float, "str": str}
 
+PATIENCE = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 30_000,
+    "keepalives": 1,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
+"""libpq itself waits for ever: a server that vanished without a word would hold a thread, and with it a loop."""
+
 
 def secret(env: environ.Env, name: str) -> str:
     """A secret from the variable, or from the file that `<name>_FILE` names.
@@ -39,7 +49,8 @@ def database(env: environ.Env) -> dict[str, Any]:
             "DATABASE_URL must name a PostgreSQL database (postgresql://user@host/name): "
             "the rules rest on its row locks."
         )
-    options = settings.setdefault("OPTIONS", {})
+    # What the address itself says, such as ?connect_timeout=3, wins.
+    options = settings["OPTIONS"] = {**PATIENCE, **settings.get("OPTIONS", {})}
     pooled = bool(env.str("DATABASE_DIRECT_URL", default=""))
     # Only named statements are bound by the server and so prepared (controlplane.core.sql); the ORM's are not.
     options["prepare_threshold"] = 5

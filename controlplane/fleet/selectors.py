@@ -1,4 +1,4 @@
-"""What the fleet page shows, read anew for every answer: six statements, whatever the size of the fleet."""
+"""What the fleet page shows, read anew for every answer: ten statements, whatever the size of the fleet."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from controlplane.core.conf import conf
 from controlplane.core.models import AuditEntry
 from controlplane.core.sql import Row, one, rows
 from controlplane.fleet import sql
+from controlplane.fleet.charts import READ_DAY, Day, draw_day
+from leadership.election import LOOPS
+from leadership.selectors import Alarm, LeaseState, read_alarms, read_leases
 
 COUNT_CAP = 100_000
 ENDED_CAP = 50_000
@@ -27,6 +30,13 @@ MINUTES = 60
 CHART_HEIGHT = 60
 
 ENDINGS = ("succeeded", "failed", "timed_out", "interrupted", "cancelled")
+
+ALARM_NAMES = {
+    "no_leader": "No leader",
+    "no_qcluster": "No qcluster",
+    "loop_failing": "Failing loop",
+    "intents_given_up": "Notifications",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,7 @@ class Fleet:
     audit: Sequence[AuditEntry]
     minutes: list[MinuteBar] = field(default_factory=list)
     ended_last_hour: str = "0"
+    day: Day | None = None
 
 
 def read_fleet() -> Fleet:
@@ -121,9 +132,13 @@ def read_fleet() -> Fleet:
         tenants=[_tenant(row) for row in tenants],
         tenants_total=tenants[0]["tenants"] if tenants else 0,
         drivers=drivers,
-        components=_components(states, permits, drivers, latency),
+        components=[
+            *_components(states, permits, drivers, latency),
+            *_leadership(read_leases(), read_alarms()),
+        ],
         audit=list(AuditEntry.objects.order_by("-id")[:AUDIT_ROWS]),
         minutes=_chart(minutes),
+        day=draw_day(rows(READ_DAY)),
         ended_last_hour=_number(sum(row["good"] + row["other"] for row in minutes), ENDED_CAP - 1),
     )
 
@@ -202,6 +217,19 @@ def _components(states: Row, permits: Row, drivers: Sequence[DriverLine], latenc
             "Redis", "good" if settings.REDIS_URL else "mute", "configured" if settings.REDIS_URL else "not set"
         ),
     ]
+
+
+def _leadership(leases: Sequence[LeaseState], alarms: Sequence[Alarm]) -> list[Component]:
+    """Who leads, for how long yet by the database's clock, and what no process can put right by itself."""
+    lease = next((each for each in leases if each.role == LOOPS), None)
+    if lease is None or not lease.led:
+        # Between two leaders this is normal; past two leases it is an alarm of its own.
+        leader = Component("Leader", "warn", "nobody", f"last term {lease.term}" if lease else "")
+    else:
+        leaving = ", asked to step down" if lease.step_down_at else ""
+        note = f"term {lease.term}, {lease.seconds_left:.0f} s left{leaving}"
+        leader = Component("Leader", "warn" if leaving else "good", lease.holder_name, note)
+    return [leader, *(Component(ALARM_NAMES[alarm.code], "bad", "alarm", alarm.text) for alarm in alarms)]
 
 
 def _fleet_health(name: str, drivers: Sequence[DriverLine], *, needed: bool) -> Component:

@@ -24,7 +24,7 @@ from controlplane.up.options import Execution, Options, UpError
 from controlplane.up.services import Services
 from controlplane.up.show import Show
 
-READY_SECONDS = 60.0
+READY_SECONDS = 120.0
 TICK_SECONDS = 0.1
 DEMO_STOP_SECONDS = 20.0
 
@@ -55,9 +55,10 @@ class Fleet:
         try:
             self._start_children(facts)
             self._wait_until_ready()
-            self._announce(facts)
-            if self._options.demo:
-                self._start_demo(facts)
+            if not self._stopping.is_set():
+                self._announce(facts)
+                if self._options.demo:
+                    self._start_demo(facts)
             self._look_after()
         finally:
             self._stop()
@@ -68,12 +69,22 @@ class Fleet:
     # -- starting -----------------------------------------------------------------------------------------------------
 
     def _run_command(self, *words: str) -> str:
-        done = subprocess.run(children.manage(*words), env=self._env, capture_output=True, text=True, check=False)
+        # In a session of its own: Ctrl-C is ours to act on, between two commands, not in the middle of a migration.
+        done = subprocess.run(
+            children.manage(*words),
+            env=self._env,
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,
+        )
         if done.returncode:
             raise UpError(f"`manage.py {words[0]}` failed:\n{done.stdout}{done.stderr}")
         return done.stdout
 
     def _start_children(self, facts: Mapping[str, Any]) -> None:
+        if self._stopping.is_set():
+            return
         self._supervisor.add(children.web(self._options, self._env))
         self._supervisor.add(children.queue_cluster(self._env))
         for number in range(1, self._options.replicas + 1):

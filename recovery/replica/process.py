@@ -18,12 +18,15 @@ from django.db import DatabaseError, connection
 
 from controlplane.core.conf import conf
 from controlplane.core.identity import current_process
+from recovery.replica.envelope import MachineEnvelope
 from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
+from recovery.replica.fence import make_replica_fence
 from recovery.replica.holds import HoldKeeper
 from recovery.replica.leading import Leading, own_loop
 from recovery.replica.ticking import Ticking, cryptographic_jitter
 from recovery.services.reconcile import Report, reconcile
 from recovery.services.replicas import Machine, beat, leave, register_replica, replica_driver
+from runners.agent.clock import now
 from runners.agent.driver import Driver
 from runners.database_control import DatabaseControl
 
@@ -45,21 +48,27 @@ class ReplicaProcess:
         machine = Machine(
             self._executor.name, settings.replica_slots, settings.replica_memory_mib, settings.replica_cpu
         )
+        registered_at = now()
         self._replica = register_replica(self._name, self._identity, machine)
         self._sweep = make_sweep(self._executor)
         self._stop = threading.Event()
         self._now = threading.Event()
         self._dead = threading.Event()
-        control = DatabaseControl(replica_driver(self._replica))
+        driver = replica_driver(self._replica)
+        self._envelope = MachineEnvelope(driver, self._identity.machine, lambda: len(self._driver.held))
+        control = DatabaseControl(driver, self._envelope.narrow)
+        labels = {LABEL_DRIVER: str(self._replica.incarnation)}
+        self._fence = make_replica_fence(self._executor, labels, _log_event, registered_at)
         self._driver = Driver(
             control,
             self._executor,
             slots=settings.replica_slots,
-            labels={LABEL_DRIVER: str(self._replica.incarnation)},
+            labels=labels,
             memory_mib=settings.replica_memory_mib or None,
             cpu=settings.replica_cpu or None,
             heartbeat_seconds=settings.permit_renew_seconds,
             on_event=_log_event,
+            fence=self._fence,
         )
         self._keeper = HoldKeeper(control, self._driver)
         self._leading = Leading(str(self._replica.incarnation), self._name)
@@ -68,6 +77,7 @@ class ReplicaProcess:
     def _make_loops(self) -> list[Ticking]:
         return [
             own_loop("beat", self._name, self._beat),
+            own_loop("probe", self._name, self._envelope.sample),
             own_loop("holds", self._name, self._keeper.tick),
             own_loop("reconcile", self._name, self._reconcile, jitter=cryptographic_jitter),
         ]
@@ -83,7 +93,11 @@ class ReplicaProcess:
         for loop in others:
             loop.start()
         self._leading.start()
+        self._envelope.sample()
         self._driver.start()
+        # This thread now only waits. Kept open, its connection would be dead after a restart of the database, and the
+        # goodbye would fail: no lease handed back, and a peer waiting for this replica's silence.
+        connection.close()
         while not self._stop.wait(0.2) and not self._dead.is_set():
             pass
         return self._abandon() if self._dead.is_set() else self._goodbye()
@@ -102,9 +116,12 @@ class ReplicaProcess:
             # A wedged driver must not look alive: its runs could never be taken (rule R2).
             log.error("replica.wedged", extra={"replica": self._name})
             return
+        asked = now()
         if beat(self._replica.pk) is None:
             log.error("replica.declared_dead", extra={"replica": self._name})
             self._dead.set()
+        elif self._fence is not None:
+            self._fence.vouched(asked)
 
     def _reconcile(self) -> None:
         report: Report = reconcile(
@@ -124,6 +141,7 @@ class ReplicaProcess:
             drained = self._driver.stop_now(SETTLED_SECONDS)
         for loop in self._loops:
             loop.stop()
+        connection.close()  # the drain may have been long, and the database restarted meanwhile
         try:
             left = leave(self._replica.pk)
         except DatabaseError:

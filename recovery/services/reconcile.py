@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass, field
 
 from django.db import DatabaseError, transaction
 
+from admission.services.probes import forget_probe
 from admission.services.runs import Cause, Ended, take_away
-from admission.states import RunState
+from admission.states import DriverKind, RunState
 from controlplane.core.conf import conf
+from controlplane.core.fencing import is_strict
 from controlplane.core.sql import Row, one, rows
 from recovery import sql
 from recovery.models import RecoveryAction
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 MAX_DEAD = 50
 
 DRIVER_DEAD = Cause("driver_dead", sql.DRIVER_DEAD)
+DRIVER_DEAD_FENCED = Cause("driver_dead", sql.DRIVER_DEAD_FENCED)
 DRIVER_ABSENT = Cause("driver_absent", sql.DRIVER_ABSENT)
 
 OUTCOMES = {RunState.QUEUED: "requeued", RunState.INTERRUPTED: "interrupted"}
@@ -112,6 +115,12 @@ def _claim(dead: Row, claimant: str, report: Report) -> bool:
 
 
 def _reconcile_one(dead: Row, claimant: str, by: str, sweep: Sweep | None, report: Report) -> None:
+    if is_strict() and not dead["stale"]:
+        report.deferred += 1
+        left = conf().replica_stale_seconds - dead["silent_seconds"]
+        why = f"strict fencing: what it executes is stopped for certain in {max(left, 0):.0f} s; its runs wait"
+        report.left_alone.append({"replica": dead["name"], "why": why})
+        return
     try:
         if sweep is not None:
             sweep(dead)
@@ -130,10 +139,12 @@ def _reconcile_one(dead: Row, claimant: str, by: str, sweep: Sweep | None, repor
         if not orphans:
             break
         after = orphans[-1]["id"]
-        _take(orphans, DRIVER_DEAD, dead["name"], by, report)
+        _take(orphans, DRIVER_DEAD_FENCED if is_strict() else DRIVER_DEAD, dead["name"], by, report)
     with transaction.atomic():
         ours = one(sql.DROP_CLAIM, {"replica": dead["id"], "claimant": claimant}) is not None
         finished = ours and one(sql.FINISH, {"replica": dead["id"]}) is not None
+        if finished:
+            forget_probe(DriverKind.REPLICA, dead["id"])
     if finished:
         report.finished.append(dead["name"])
 
@@ -147,7 +158,8 @@ def _take_ownerless(by: str, report: Report) -> None:
 def _take(orphans: list[Row], cause: Cause, replica: str, by: str, report: Report) -> None:
     holds = [(o["id"], o["epoch"]) for o in orphans]
     with transaction.atomic():
-        taken = take_away(holds, cause, detail=f"replica {replica} died")
+        window = {"stale_seconds": conf().replica_stale_seconds}
+        taken = take_away(holds, cause, detail=f"replica {replica} died", parameters=window)
         RecoveryAction.objects.bulk_create([_action(ended, replica, by, cause) for ended in taken])
     for ended in taken:
         if ended.state is RunState.QUEUED:

@@ -11,6 +11,7 @@ from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
 from admission.drivers import Driver
+from admission.services.probes import forget_probe
 from admission.states import DriverKind
 from controlplane.core.audit import Actor, record
 from controlplane.core.conf import conf
@@ -138,4 +139,5 @@ def leave(replica_id: int) -> bool:
     with transaction.atomic():
         Replica.objects.select_for_update().filter(pk=replica_id).first()
         Replica.objects.filter(pk=replica_id, declared_dead_at__isnull=True).update(declared_dead_at=Now())
+        forget_probe(DriverKind.REPLICA, replica_id)
         return one(sql.FINISH, {"replica": replica_id}) is not None

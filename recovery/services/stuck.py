@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import requests
 from django.core.mail import send_mail
 
 from admission.services.readings import read_stuck
@@ -16,6 +17,10 @@ from leadership.services.intents import declare
 log = logging.getLogger(__name__)
 
 KIND = "stuck_run"
+WEBHOOK = "stuck_run_webhook"
+"""An intent of its own: while the receiver is away, only the POST is repeated, not the mail."""
+
+WEBHOOK_TIMEOUT_SECONDS = 5.0
 
 WHYS = {
     "cancel_unanswered": "its driver was asked to stop it and has not confirmed that it did",
@@ -26,7 +31,10 @@ WHYS = {
 def notify_stuck() -> Progress:
     """Decide, under the leader's term, whom to tell: a run is told of once for each reason, however long it stays."""
     found = {f"{row['id']}.{row['why']}": row for row in read_stuck()}
-    return Progress({"stuck": len(found), "new": len(declare(KIND, found))})
+    new = declare(KIND, found)
+    if conf().notify_webhook_url:
+        declare(WEBHOOK, found)
+    return Progress({"stuck": len(found), "new": len(new)})
 
 
 def tell(_: str, payload: Mapping[str, Any]) -> None:
@@ -43,3 +51,35 @@ def tell(_: str, payload: Mapping[str, Any]) -> None:
         from_email=None,
         recipient_list=recipients,
     )
+
+
+def post(key: str, payload: Mapping[str, Any]) -> None:
+    """The effect by webhook, at least once: the receiver tells a repetition by its key.
+
+    Raises:
+        ValueError: this process has no address to send to, unlike the one that decided.
+        requests.RequestException: no answer in time, or one that is not of the 200s.
+    """
+    address = conf().notify_webhook_url
+    if not address:
+        raise ValueError("CONTROLPLANE_NOTIFY_WEBHOOK_URL is not set here; set it on every replica.")
+    body = {
+        "event": "run.stuck",
+        "key": key,
+        "run": payload["id"],
+        "tenant": payload["tenant"],
+        "why": payload["why"],
+        "text": WHYS.get(payload["why"], payload["why"]),
+        "seconds": payload["seconds"],
+        "driver": payload["driver_name"],
+    }
+    # A redirect would turn the POST into a GET that tells nothing; it counts as a failure.
+    answer = requests.post(
+        address,
+        json=body,
+        headers={"Idempotency-Key": key},
+        timeout=WEBHOOK_TIMEOUT_SECONDS,
+        allow_redirects=False,
+    )
+    if not requests.codes.ok <= answer.status_code < requests.codes.multiple_choices:
+        raise requests.HTTPError(f"The webhook answered {answer.status_code}.", response=answer)

@@ -7,14 +7,16 @@ stops what runs. Server outages are worked through: what runs goes on and is rep
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import signal
 import threading
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from types import FrameType
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from runners.agent.assignment import Verdict
 from runners.agent.backoff import Backoff, jittered
@@ -22,8 +24,11 @@ from runners.agent.clock import now
 from runners.agent.control import ControlUnavailable
 from runners.agent.driver import Driver
 from runners.agent.events import OnEvent, guarded, log_event
+from runners.agent.executors import scratch
 from runners.agent.executors.base import Executor, ExecutorError
+from runners.agent.fence import Fence
 from runners.agent.http_control import HttpControl
+from runners.agent.watchdog_process import make_fence
 from runners.transport import ApiError, Transport
 
 T = TypeVar("T")
@@ -32,6 +37,7 @@ TICK_SECONDS = 0.2
 LIFE_SIGN_SECONDS = 5.0
 STOP_SECONDS = 60.0
 LABEL_DRIVER = "wharfinger.driver"
+LABEL_LIFE = "wharfinger.life"
 
 
 class ExitCode(IntEnum):
@@ -74,7 +80,10 @@ class Agent:
         self._on_event = guarded(on_event)
         self._control = HttpControl(Transport(url, token))
         # Names this runner on the machine, whatever the server's numbers: two fleets may use one daemon.
-        self._labels = {LABEL_DRIVER: "runner-" + hashlib.sha256(token.encode()).hexdigest()[:16]}
+        self._label = {LABEL_DRIVER: "runner-" + hashlib.sha256(token.encode()).hexdigest()[:16]}
+        # Names this life of it: the watchdog of an earlier one must not touch what this one makes.
+        self._labels = {**self._label, LABEL_LIFE: uuid.uuid4().hex}
+        self._lock: IO[str] | None = None
         self._stop = threading.Event()
         self._stop_now = threading.Event()
         self._ended = threading.Event()
@@ -91,11 +100,14 @@ class Agent:
             self._on_event("driver_error", error=str(error))
             return ExitCode.CONFIGURATION
         try:
+            if self._control.fence_seconds is not None:
+                self._lock = lock_machine(self._label[LABEL_DRIVER])
             self._clean_up(executor)
+            fence = self._make_fence(executor)
         except (ExecutorError, ApiError) as error:
             self._on_event("driver_error", error=str(error))
             return ExitCode.UNCONFIRMED
-        return self._work(executor)
+        return self._work(executor, fence)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._stop.is_set():
@@ -112,7 +124,7 @@ class Agent:
 
     def _clean_up(self, executor: Executor) -> None:
         """Executions of an earlier life first: a run may be returned only when nothing of it is left."""
-        if swept := executor.sweep(self._labels):
+        if swept := executor.sweep(self._label):
             self._on_event("swept", executions=swept)
         left = self._patiently(self._control.held) or []
         if left:
@@ -132,7 +144,13 @@ class Agent:
                 self._stop.wait(backoff.delay())
         return None
 
-    def _work(self, executor: Executor) -> int:
+    def _make_fence(self, executor: Executor) -> Fence | None:
+        self._control.kept_fence_seconds = self._control.fence_seconds
+        if self._control.fence_seconds is None:
+            return None
+        return make_fence(executor, self._labels, self._on_event, self._control.fence_seconds)
+
+    def _work(self, executor: Executor, fence: Fence | None) -> int:
         driver = Driver(
             self._control,
             executor,
@@ -143,6 +161,7 @@ class Agent:
             heartbeat_seconds=self._control.heartbeat_seconds or 30.0,
             poll_seconds=self._control.poll_seconds or 1.0,
             on_event=self._on_event,
+            fence=fence,
         )
         self._control.on_verdict = driver.apply
         driver.start()
@@ -186,3 +205,24 @@ class Agent:
             driver.drain(TICK_SECONDS)
         self._on_event("abandoned", left=len(driver.held))
         return ExitCode.CREDENTIAL
+
+
+def lock_machine(label: str) -> IO[str]:
+    """Held for as long as the returned file is open: one agent of this token on this machine.
+
+    What an earlier life holds is returned at the start. Were that life only paused, it could still start what was
+    returned and is executed elsewhere by then.
+
+    Raises:
+        ExecutorError: an earlier one is still there.
+    """
+    file = (scratch.base_directory() / f"{label}.lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise ExecutorError(
+            "another agent with this token lives on this machine, running or paused; "
+            "under strict fencing there may be one only: end it first"
+        ) from error
+    return file

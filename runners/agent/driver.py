@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
     from runners.agent.control import Control
     from runners.agent.executors.base import Executor
+    from runners.agent.fence import Fence
 
 MOST_STARTS = 100
 LOG_SECONDS = 1.0
+FENCED_SECONDS = 1.0
 LABEL_RUN = "wharfinger.run"
 LABEL_ATTEMPT = "wharfinger.attempt"
 LABEL_EPOCH = "wharfinger.epoch"
@@ -47,6 +49,7 @@ class Driver:
         heartbeat_seconds: float = 10.0,
         poll_seconds: float = 0.5,
         on_event: OnEvent = log_event,
+        fence: Fence | None = None,
     ) -> None:
         self.slots = slots
         self._control = control
@@ -55,13 +58,15 @@ class Driver:
         self._cpu = cpu
         self._heartbeat_seconds = heartbeat_seconds
         self._poll_seconds = poll_seconds
+        self._fence = fence
+        self._fenced = False
         self._on_event = guarded(on_event)
         self._holds = Holds()
         self._draining = False
         self._request: str | None = None
         self._claiming = threading.Lock()
         self._outbox = Outbox(control, self._on_event, self._release)
-        self._lifecycle = Lifecycle(control, executor, self._outbox, self._release, self._on_event)
+        self._lifecycle = Lifecycle(control, executor, self._outbox, self._release, self._on_event, fence)
         self._claims = Loop("claims", self._claim, self._on_event, control.thread_ends)
         self._starts = Loop("starts", self._start_waiting, self._on_event, control.thread_ends)
         self._beats = Loop("heartbeat", self._beat, self._on_event, control.thread_ends)
@@ -148,6 +153,8 @@ class Driver:
             loop.stop()
         for loop in self._loops:
             loop.join(1.0)
+        if self._fence is not None:
+            self._fence.close()
 
     # -- claims -----------------------------------------------------------------------------------------------------
 
@@ -156,6 +163,8 @@ class Driver:
             free = self._free()
             if self._draining or free.slots <= 0:
                 return FOREVER
+            if self._is_fenced():
+                return jittered(FENCED_SECONDS)
             # The same id until it is answered: a repeat gets what the lost answer said, not a second helping.
             self._request = self._request or uuid.uuid4().hex
             assignments = self._control.claim(self._request, free)
@@ -163,6 +172,13 @@ class Driver:
             self.take_up(assignments)
         more = len(self._holds) < self.slots
         return 0.0 if assignments and more else jittered(self._poll_seconds)
+
+    def _is_fenced(self) -> bool:
+        fenced = self._fence is not None and not self._fence.allows_claims()
+        if fenced is not self._fenced:
+            self._fenced = fenced
+            self._on_event("fence_closed" if fenced else "fence_open")
+        return fenced
 
     def _free(self) -> Capacity:
         held = [hold.assignment.spec.resources for hold in self._holds.all()]
@@ -183,6 +199,8 @@ class Driver:
         if not ready:
             return FOREVER
         asked = now()
+        for hold in ready:
+            hold.asked = hold.asked or asked
         verdicts = self._control.start([hold.key for hold in ready])
         for hold in ready:
             self._begin(hold, verdicts.get(hold.key, Verdict.SUPERSEDED), asked)
@@ -208,6 +226,8 @@ class Driver:
             hold.phase = Phase.ACCEPTED
             self._tell(hold, "accepted")
         if not self._turned_down(hold):
+            if self._fence is not None:
+                self._fence.begin(hold.key, hold.asked or asked)
             self._lifecycle.begin(hold, self._labels_of(hold.assignment))
 
     def _forget(self, hold: Hold) -> None:
@@ -224,7 +244,10 @@ class Driver:
     def _beat(self) -> float:
         sent = self._holds.all()
         if sent:
+            asked = now()
             verdicts = self._control.heartbeat([hold.key for hold in sent])
+            if self._fence is not None:
+                self._fence.renewed([key for key, v in verdicts.items() if v is not Verdict.SUPERSEDED], asked)
             for hold in sent:
                 # Not by key: what is held under it now may have been claimed after the question.
                 if self._holds.get(hold.key) is hold:

@@ -7,7 +7,16 @@ from typing import Protocol
 
 log = logging.getLogger(__name__)
 
-_LOUD = {"remove_failed", "loop_failed", "driver_error", "log_undelivered", "control_unavailable"}
+_LOUD = {
+    "remove_failed",
+    "loop_failed",
+    "driver_error",
+    "log_undelivered",
+    "control_unavailable",
+    "watchdog_gone",
+    "watchdog_error",
+    "fence_closed",
+}
 
 
 class OnEvent(Protocol):

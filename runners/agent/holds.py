@@ -32,6 +32,8 @@ class Hold:
         self.key: RunKey = assignment.key
         self.phase = Phase.CLAIMED
         self.deadline: float | None = None
+        self.asked: float | None = None
+        """Before the start was first asked for: if a reply was lost, that question is the one that counts."""
         self.superseded = False
         self.stop_reason = ""
         hidden = [*assignment.secrets.values(), assignment.job_token]

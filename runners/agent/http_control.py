@@ -34,6 +34,10 @@ class HttpControl:
         self.revoked = False
         self.heartbeat_seconds: float | None = None
         self.poll_seconds: float | None = None
+        self.fence_seconds: float | None = None
+        """For how long after sending a renewal a run may be executed; None: the server does not fence strictly."""
+        self.kept_fence_seconds: float | None = None
+        """What this driver does keep: the server gives nothing to one that keeps less than it asks."""
         self.on_verdict = on_verdict
         self._transport = transport
         self._job_tokens: dict[RunKey, str] = {}
@@ -51,12 +55,14 @@ class HttpControl:
 
     def claim(self, request_id: str, capacity: Capacity) -> Sequence[Assignment]:
         """Ask for runs; one whose specification this version cannot read is reported as such, not executed."""
-        body = {
+        body: dict[str, Any] = {
             "request_id": request_id,
             "slots": capacity.slots,
             "memory_mib": capacity.memory_mib,
             "cpu": capacity.cpu,
         }
+        if self.kept_fence_seconds is not None:
+            body["fence_seconds"] = self.kept_fence_seconds
         answer = self._call("POST", "/runner/claims", json=body)
         given = [self._assignment(item) for item in answer["assignments"]] if answer else []
         return [assignment for assignment in given if assignment is not None]
@@ -164,6 +170,7 @@ class HttpControl:
         self.mode = answer.get("mode", self.mode)
         self.heartbeat_seconds = answer.get("heartbeat_seconds", self.heartbeat_seconds)
         self.poll_seconds = answer.get("poll_seconds", self.poll_seconds)
+        self.fence_seconds = answer.get("fence_seconds", self.fence_seconds)
         for item in answer.get("cancel", []):
             self._tell(RunKey(item["run"], item["epoch"]), Verdict.CANCEL)
 

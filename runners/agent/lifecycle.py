@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import traceback
 from typing import TYPE_CHECKING
@@ -10,33 +11,43 @@ from runners.agent.assignment import Ending, Result
 from runners.agent.backoff import Backoff
 from runners.agent.clock import now
 from runners.agent.control import Control, ControlUnavailable, Superseded
-from runners.agent.executors.base import Execution, Executor, ExecutorError, Exit
+from runners.agent.executors.base import Execution, Executor, ExecutorError, Exit, always
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from runners.agent.events import OnEvent
+    from runners.agent.fence import Fence
     from runners.agent.holds import Hold
     from runners.agent.outbox import Outbox
 
 LOG_PATIENCE_SECONDS = 60.0
 SHUTDOWN = "shutdown"
 # Ends that say nothing about the run: the control plane decides between another attempt and an interruption.
-_NOT_ITS_OWN = {SHUTDOWN, "lost"}
+_NOT_ITS_OWN = {SHUTDOWN, "lost", "fenced"}
+# Ends that look like the run's own and may be the watchdog's doing.
+_ITS_OWN = {"", "oom", "executor_error"}
 _ENDINGS = {"cancelled": Ending.CANCELLED, "timeout": Ending.TIMED_OUT}
 
 
 class Lifecycle:
     """What every run of a driver goes through. `forget` drops a hold of which nothing is to be reported."""
 
-    def __init__(
-        self, control: Control, executor: Executor, outbox: Outbox, forget: Callable[[Hold], None], on_event: OnEvent
+    def __init__(  # noqa: PLR0917 - made in one place, by the driver
+        self,
+        control: Control,
+        executor: Executor,
+        outbox: Outbox,
+        forget: Callable[[Hold], None],
+        on_event: OnEvent,
+        fence: Fence | None = None,
     ) -> None:
         self._control = control
         self._executor = executor
         self._outbox = outbox
         self._forget = forget
         self._on_event = on_event
+        self._fence = fence
 
     def begin(self, hold: Hold, labels: Mapping[str, str]) -> None:
         """Start the thread."""
@@ -50,6 +61,7 @@ class Lifecycle:
             self._control.thread_ends()
 
     def _live(self, hold: Hold, labels: Mapping[str, str]) -> None:
+        began = now()
         try:
             end = self._execute(hold, labels)
         except ExecutorError as error:
@@ -58,13 +70,27 @@ class Lifecycle:
             self._tell(hold, "driver_error", error=repr(error), stack=traceback.format_exc())
             self._until_confirmed(hold, lambda: self._executor.sweep(labels))
             end = Exit(None, "executor_error", f"the driver failed: {error!r}")
+        end = self._unfenced(hold, end, began)
         self._tell(hold, "ended", code=end.code, reason=end.reason, detail=end.detail)
         hold.logs.close()
         self._deliver_log(hold)
         self._report(hold, end)
 
+    def _unfenced(self, hold: Hold, end: Exit, began: float) -> Exit:
+        """Nothing of it is left here. What the watchdog stopped did not fail by itself: it is lost, not failed."""
+        if self._fence is None:
+            return end
+        fenced = self._fence.passed_since(began)
+        self._fence.forget(hold.key)
+        if fenced and end.reason in _ITS_OWN and (end.code != 0 or end.reason):
+            return Exit(end.code, "lost", f"the fence was past while it ran; as it ended: {end.detail or end.code}")
+        return end
+
     def _execute(self, hold: Hold, labels: Mapping[str, str]) -> Exit:
-        execution = self._executor.start(hold.assignment, hold.logs.write, labels)
+        # Once before anything is made, and once more by the executor before it starts what it made.
+        may_start = always if self._fence is None else functools.partial(self._fence.ask, hold.key)
+        may_start()
+        execution = self._executor.start(hold.assignment, hold.logs.write, labels, may_start)
         hold.attach(execution)
         self._tell(hold, "running")
         end = self._wait(hold, execution)

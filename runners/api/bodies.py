@@ -42,6 +42,13 @@ class ClaimBody(Message):
     slots: int = Field(ge=0, le=MAX_SLOTS, description="Runs that could be started now.")
     memory_mib: int | None = Field(default=None, ge=0, le=MAX_INTEGER)
     cpu: float | None = Field(default=None, ge=0, le=1e9, allow_inf_nan=False)
+    fence_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=1e9,
+        allow_inf_nan=False,
+        description="For how long after sending a renewal the caller lets a run be executed; null: it does not fence.",
+    )
 
 
 class HoldBody(Message):
@@ -97,6 +104,9 @@ class Answer(BaseModel):
 
     heartbeat_seconds: float
     poll_seconds: float
+    fence_seconds: float | None = Field(
+        description="Strict fencing: no run may be executed longer than this after its last accepted renewal was sent."
+    )
     mode: Literal["active", "paused", "draining"]
     cancel: list[HoldAnswer] = Field(description="Holds to stop and to report as cancelled.")
 

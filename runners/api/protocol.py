@@ -25,15 +25,16 @@ from controlplane.api.parsing import MIB, declared_length, parse_body, read_boun
 from controlplane.api.problems import RangeNotSatisfiable, Superseded
 from controlplane.api.views import View
 from controlplane.core.conf import conf
+from controlplane.core.fencing import runner_fence_seconds
 from runners.api import bodies
 from runners.api.authentication import RunnerAuthentication
 from runners.services import claims, logs
-from runners.services.fleet import RunnerIdentity, runner_driver
+from runners.services.fleet import RunnerIdentity, refuse_unfenced, runner_driver
 from runners.services.jobs import is_job_token, issue_job_token
 
 POLL_SECONDS = 0.5
 MAX_CHUNK_BYTES = MIB
-DRAIN_REASONS = ("drained", "shutdown")
+DRAIN_REASONS = ("drained", "shutdown", "fenced")
 JOB_TOKEN = OpenApiParameter("Job-Token", str, "header", required=True, description="From the assignment.")
 
 
@@ -59,6 +60,7 @@ class RunnerView(View):
         return {
             "heartbeat_seconds": conf().runner_heartbeat_seconds,
             "poll_seconds": POLL_SECONDS,
+            "fence_seconds": runner_fence_seconds(),
             "mode": self.runner.mode,
             "cancel": [{"run": run, "epoch": epoch} for run, epoch in self.runner.cancels],
         }
@@ -120,6 +122,7 @@ class ClaimsView(RunnerView):
     def post(self, request: Request) -> Response:
         """Runs admitted to the caller, up to its free capacity; 204 when there is nothing for it now."""
         body = parse_body(bodies.ClaimBody, request)
+        refuse_unfenced(body.fence_seconds)
         envelope = Envelope(min(body.slots, self.runner.slots), body.memory_mib, body.cpu)
         claimed = claims.claim_runs(self.driver, body.request_id, envelope)
         if claimed is None and not self.runner.cancels:

@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from runners.cli import runner
-from runners.cli.config import choose, load_config, read_secret
+from runners.cli import limits, runner
+from runners.cli.config import load_config, read_secret
+from runners.cli.options import AsJson, TokenFile, Url, client
 from runners.cli.output import Exit, err, fail, guarded, print_json, print_table
 from runners.cli.submit import run_file, run_single
+from runners.cli.why import show_why
 from runners.client import Client
 from runners.transport import ApiError
 
@@ -22,16 +24,8 @@ app = typer.Typer(
 )
 app.add_typer(runner.app, name="runner")
 
-Url = Annotated[str | None, typer.Option(envvar="WHARFINGER_URL", help="Address of the control plane.")]
-TokenFile = Annotated[
-    Path | None, typer.Option("--token-file", help="File with the token; else WHARFINGER_TOKEN(_FILE), else login's.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
-
-
-def client(url: str | None, token_file: Path | None) -> Client:
-    """The server that flags, environment or the stored login name."""
-    return guarded(lambda: Client(*choose(url, token_file)))
+app.command()(limits.limits)
+app.command("set-limit")(limits.set_limit)
 
 
 @app.command()
@@ -149,6 +143,22 @@ def cancel(
         err.print(f"run {one}: {asked}")
     if failed:
         raise typer.Exit(Exit.FAILED)
+
+
+@app.command()
+def why(
+    run: Annotated[int, typer.Argument(help="The run's id.")],
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why a run is waiting: the limits that block it, who holds them, and its place in line."""
+    calls = client(url, token_file)
+    found = guarded(lambda: calls.why(run))
+    if as_json:
+        print_json(found)
+    else:
+        show_why(found)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from django.db import transaction
 
 from admission.drivers import Driver, DriverGone
 from admission.engine import Admitted, Envelope, admit, read_flows
+from admission.services.reaping import reap_refusing
 from admission.services.runs import read_holds
 from controlplane.core.sql import Row, execute, rows
 from runners import sql
@@ -38,8 +39,7 @@ def claim_runs(driver: Driver, request_id: str, envelope: Envelope) -> list[Clai
         answer = read_claim(driver, request_id)
         if answer is not None:
             return answer
-        # Outside a transaction and without a write: an idle runner's poll costs two reads.
-        if envelope.slots <= 0 or not read_flows(driver, page=1):
+        if envelope.slots <= 0 or not _something_waits(driver):
             return None
         try:
             admitted = _claim(driver, request_id, envelope)
@@ -49,6 +49,11 @@ def claim_runs(driver: Driver, request_id: str, envelope: Envelope) -> list[Clai
             return [_claimed(a) for a in admitted] or None
         # Another connection answered the same request while we waited for its row: read what it said.
     return None
+
+
+def _something_waits(driver: Driver) -> bool:
+    """Outside a transaction and without a write: an idle runner's poll costs two reads, and once a second a third."""
+    return bool(read_flows(driver, page=1) or (reap_refusing() and read_flows(driver, page=1)))
 
 
 def _claim(driver: Driver, request_id: str, envelope: Envelope) -> list[Admitted] | None:

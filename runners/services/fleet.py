@@ -21,6 +21,7 @@ from admission.states import DriverKind
 from controlplane.core.audit import Actor, record
 from controlplane.core.conf import conf
 from controlplane.core.errors import Conflict, NotFound
+from controlplane.core.fencing import is_strict, runner_fence_seconds
 from controlplane.core.sql import Row, execute, one
 from controlplane.core.tokens import token_hash
 from runners import sql
@@ -93,6 +94,18 @@ def runner_driver(runner: RunnerIdentity) -> Driver:
     )
 
 
+def refuse_unfenced(kept_seconds: float | None) -> None:
+    """Strict fencing holds for those who keep it: no work for an agent that does not, or not as early as it must."""
+    asked = runner_fence_seconds()
+    if asked is not None and (kept_seconds is None or kept_seconds > asked):
+        kept = "no fence" if kept_seconds is None else f"a fence of {kept_seconds:g} s"
+        raise Conflict(
+            f"Strict fencing is on with {asked:g} s, and this runner keeps {kept}.",
+            hint="Start the agent again; it takes up the fence when it starts.",
+            code="fence_required",
+        )
+
+
 def pause_runner(runner: int, *, actor: Actor, reason: str) -> bool:
     """No new work until resumed; what runs goes on. False: it was paused already."""
     return _set(runner, "pause", "paused_at", {"paused_at": Now(), "pause_note": reason}, actor=actor, reason=reason)
@@ -117,7 +130,8 @@ def resume_runner(runner: int, *, actor: Actor, reason: str = "") -> bool:
 def revoke_runner(runner: int, *, actor: Actor, reason: str) -> int | None:
     """Its token is dead from the next call on, and its runs are taken from it. None: it was revoked already.
 
-    Returns how many runs were taken. Their containers are the machine's to stop: it learns at its next call.
+    Returns how many runs were taken. Their containers are the machine's to stop: it learns at its next call. Under
+    strict fencing none is taken: they come free when their leases have lapsed, for until then they may be executed.
     """
     with transaction.atomic():
         row = _lock(runner)
@@ -125,7 +139,7 @@ def revoke_runner(runner: int, *, actor: Actor, reason: str) -> int | None:
             return None
         Runner.objects.filter(pk=runner).update(revoked_at=Now())
         driver = Driver(DriverKind.RUNNER, runner, row["name"], lambda: False)
-        holds = [(held["id"], held["epoch"]) for held in read_holds(driver)]
+        holds = [] if is_strict() else [(held["id"], held["epoch"]) for held in read_holds(driver)]
         taken = take_away(holds, REVOKED, detail=f"{actor.name}: {reason}", driver=driver)
         record("revoke", "runner", runner, actor=actor, reason=reason, after={"runs_taken": len(taken)})
     return len(taken)

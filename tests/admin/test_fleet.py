@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,15 +13,20 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import timezone
 
 from admission.models import Counter as CounterRow
 from admission.models import Run
+from controlplane.core.models import Sample
 from controlplane.fleet import selectors
+from controlplane.fleet.charts import Bar
 from controlplane.fleet.selectors import read_fleet
+from leadership.election import LOOPS
+from leadership.models import Fire, Lease
 from recovery.models import Replica
 from tests.admin.world import replica
 
-BUDGET = 7
+BUDGET = 10
 """Statements of one reading, whatever the fleet's size; session and permissions come on top."""
 
 
@@ -91,6 +97,69 @@ def test_a_drifting_counter_shows(world: dict[str, Any]) -> None:
     assert conservation() == ("good", "exact")
     CounterRow.objects.filter(tenant=world["acme"]).update(in_flight=99)
     assert conservation() == ("bad", "1 drifting")
+
+
+def lead(ends_in: timedelta, **more: Any) -> None:
+    Lease.objects.all().delete()
+    now = timezone.now()
+    Lease.objects.create(
+        role=LOOPS, term=7, holder="x", holder_name="replica-north", acquired_at=now, renewed_at=now,
+        expires_at=now + ends_in, **more,
+    )  # fmt: skip
+
+
+def components() -> dict[str, tuple[str, str, str]]:
+    return {c.name: (c.tone, c.text, c.note) for c in read_fleet().components}
+
+
+@pytest.mark.rule("L4", "L7")
+def test_the_leader_its_term_and_the_rest_of_its_lease_show_and_nobody_for_two_leases_is_an_alarm(
+    world: dict[str, Any],
+) -> None:
+    Fire.objects.all().delete()
+    lead(timedelta(seconds=20.4))
+    shown = components()
+    assert shown["Leader"] == ("good", "replica-north", "term 7, 20 s left")
+    assert "No leader" not in shown
+    lead(timedelta(seconds=20.4), step_down_at=timezone.now())
+    assert components()["Leader"] == ("warn", "replica-north", "term 7, 20 s left, asked to step down")
+    lead(timedelta(seconds=-50))
+    assert components()["Leader"] == ("warn", "nobody", "last term 7")
+    assert "No leader" not in components(), "a failover is not an alarm"
+    lead(timedelta(seconds=-70))
+    tone, _, note = components()["No leader"]
+    assert tone == "bad"
+    assert "Start a replica" in note
+
+
+@pytest.mark.rule("L7")
+def test_a_sweep_that_no_qcluster_takes_is_an_alarm_on_the_page(world: dict[str, Any], admin: Client) -> None:
+    Fire.objects.all().delete()
+    lead(timedelta(seconds=20))
+    waiting = Fire.objects.create(
+        loop="samples", fire_at=timezone.now(), term=7, enqueued_at=timezone.now() - timedelta(seconds=10)
+    )
+    assert "No qcluster" not in components()
+    Fire.objects.filter(pk=waiting.pk).update(enqueued_at=timezone.now() - timedelta(seconds=45))
+    assert components()["No qcluster"][0] == "bad"
+    assert "manage.py qcluster" in admin.get(reverse("admin:fleet_live")).content.decode()
+
+
+def test_the_chart_of_a_day_sums_what_ended_and_shows_the_longest_queue(world: dict[str, Any], admin: Client) -> None:
+    assert "Last 24 hours" not in admin.get(reverse("admin:index")).content.decode(), "no sample, no chart"
+    now = timezone.now()
+    taken = [
+        ("runs", "queued", 5, 8), ("runs", "queued", 20, 40), ("runs", "running", 20, 999), ("ended", "failed", 20, 3),
+        ("ended", "succeeded", 21, 9), ("in_flight", "acme", 20, 999), ("ended", "succeeded", 25 * 60, 999),
+    ]  # fmt: skip
+    for series, key, minutes, value in taken:
+        Sample.objects.create(series=series, key=key, value=value, at=now - timedelta(minutes=minutes))
+    day = read_fleet().day
+    assert day is not None
+    assert (day.ended, day.longest_queue) == ("12", "40")
+    assert day.bars == [Bar(3 * 94, "0.0", "60.0")]
+    assert day.queue == "283.5,0.0 286.5,48.0"
+    assert "the longest queue was 40" in admin.get(reverse("admin:fleet_live")).content.decode()
 
 
 def test_an_empty_fleet_says_what_to_do_next(admin: Client) -> None:

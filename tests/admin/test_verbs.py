@@ -60,6 +60,8 @@ VERBS = [
     (Tenant, "resume"),
     (Tenant, "issue-token"),
     (Tenant, "delete"),
+    (Counter, "set-limit"),
+    (Counter, "set-harness-capacity"),
     (ApiToken, "revoke"),
     (Replica, "drain"),
     (Replica, "resume"),
@@ -95,7 +97,7 @@ def test_a_viewer_gets_403_and_nothing_happens(
     ("role", "allowed"),
     [
         ("operator", {"cancel", "requeue", "force-release", "pause", "resume", "drain"}),
-        ("quota manager", {"set-quota", "remove-quota"}),
+        ("quota manager", {"set-quota", "remove-quota", "set-limit", "set-harness-capacity"}),
         ("admin", {name for _, name in VERBS}),
     ],
 )
@@ -353,3 +355,32 @@ def test_the_way_back_never_leaves_the_site(world: dict[str, Any], admin: Client
     run = Run.objects.filter(state="queued").first()
     page = admin.get(verb(Run, "cancel"), {"ids": run.pk, "next": "https://elsewhere.example/"})  # type: ignore[union-attr]
     assert page.context["back"] == reverse("admin:admission_run_changelist")
+
+
+@pytest.mark.rule("A20", "O2")
+def test_a_harness_gets_its_capacity_from_the_list_and_a_key_its_limit_from_its_row(
+    world: dict[str, Any], admin: Client
+) -> None:
+    done = confirm(admin, Counter, "set-harness-capacity", name="tank", limit="3")
+    assert "Harness tank: 0 in use, limit 3." in said(done)
+    tank = Counter.objects.get(scope="harness", key="tank")
+    seen = token_of(admin, Counter, "set-limit", tank, limit="2")
+    assert "limit 2" in said(confirm(admin, Counter, "set-limit", tank, seen=seen, limit="2"))
+    tank.refresh_from_db()
+    assert tank.limit == 2
+    entry = last_audit()
+    assert (entry.verb, entry.subject, entry.reason, entry.before) == ("set_limit", "tank", REASON, {"limit": 3})
+    tenant = Counter.objects.filter(scope="tenant").first()
+    seen = token_of(admin, Counter, "set-limit", tenant, limit="2")
+    refused = confirm(admin, Counter, "set-limit", tenant, seen=seen, limit="2")
+    assert "its quota" in refused.content.decode()
+
+
+@pytest.mark.rule("A26", "O2")
+def test_a_tenant_with_live_work_is_refused_or_drained(world: dict[str, Any], admin: Client) -> None:
+    cargo = world["cargo"]
+    assert "not ended" in confirm(admin, Tenant, "delete", cargo).content.decode()
+    assert "takes no more work" in said(confirm(admin, Tenant, "delete", cargo, drain="on"))
+    cargo.refresh_from_db()
+    assert cargo.deleting_at is not None
+    assert not Run.objects.filter(tenant=cargo, state="queued").exists()

@@ -13,7 +13,8 @@ from admission import engine
 from admission.drivers import Driver, DriverGone
 from admission.engine import Envelope, admit
 from admission.models import Attempt, Counter, Permit, Run, Tenant
-from admission.services.quotas import set_key_limit, set_quota
+from admission.services.limits import change_limit
+from admission.services.quotas import set_quota
 from admission.services.readings import read_highest_concurrency, read_in_flight
 from admission.services.tenants import pause_tenant, resume_tenant
 from admission.states import Scope
@@ -111,7 +112,7 @@ def test_a_full_shared_limit_blocks_only_its_own_runs(
     scope, key = (
         (Scope.HARNESS, "browser") if "harness" in limit else (Scope.KEY, f"{tenant.pk}:{limit['concurrency_key']}")
     )
-    set_key_limit(scope, key, 1, actor=SYSTEM)
+    change_limit(Counter.objects.get(scope=scope, key=key), 1, actor=SYSTEM)
     assert len(ledger.admit_all(driver, 1)) == 1
     [behind], [others] = submit(tenant), submit(other)
     assert {a.run for n in range(4) for a in ledger.admit_all(driver, 1)} == {behind, others}

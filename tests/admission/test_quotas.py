@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from admission.models import Permit
+from admission.services.limits import set_key_limit
 from admission.services.permits import claim_permit
-from admission.services.quotas import preview_quota, remove_quota, set_key_limit, set_quota
-from admission.states import Scope
+from admission.services.quotas import preview_quota, remove_quota, set_quota
 from controlplane.core.audit import SYSTEM
 from controlplane.core.errors import Conflict, InvalidInput
 from controlplane.core.models import AuditEntry
@@ -155,7 +155,7 @@ def test_a_quota_changed_since_it_was_seen_is_a_conflict(make_tenant: Any) -> No
 def test_a_run_needs_all_its_limits_or_takes_none(make_tenant: Any, make_driver: Any, submit: Any) -> None:
     tenant, driver = make_tenant(5), make_driver()
     submit(tenant, 3, concurrency_key="deploy")
-    set_key_limit(Scope.KEY, f"{tenant.pk}:deploy", 2, actor=SYSTEM)
+    set_key_limit(tenant, "deploy", 2, actor=SYSTEM)
     assert len(ledger.admit_all(driver)) == 2
     ledger.holds_for(3, lambda: ledger.admit_all(driver) == [])
     assert ledger.in_flight(tenant) == 2

@@ -27,12 +27,13 @@ from hypothesis.stateful import (
 
 from admission.engine import Envelope, admit
 from admission.models import Attempt, Batch, Counter, Permit, Run, Tenant
+from admission.services.deleting import delete_tenant
 from admission.services.permits import ClaimOutcome, claim_permit, release_permit, renew_permits
 from admission.services.quotas import remove_quota, set_quota
 from admission.services.reaping import reap_outside_permits, reap_run_permits
 from admission.services.runs import OPERATOR, Settlement, cancel_runs, give_back, renew_runs, settle_runs, start_runs
 from admission.services.runs import take_away as take
-from admission.services.tenants import delete_tenant, pause_tenant, resume_tenant
+from admission.services.tenants import pause_tenant, resume_tenant
 from admission.states import HOLDING
 from controlplane.core.audit import SYSTEM
 from controlplane.core.errors import Conflict, NotFound

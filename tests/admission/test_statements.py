@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from admission.sql import admitting, driving, ending, permits, quotas, readings, submitting, sweeping
+from admission.sql import (
+    admitting,
+    driving,
+    ending,
+    permits,
+    probes,
+    quotas,
+    readings,
+    submitting,
+    sweeping,
+    why,
+)
 from tests import ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -70,7 +81,7 @@ SELECT (SELECT array_agg(id) FROM (SELECT id FROM admission_run WHERE state = 'r
 """
 
 # Readings of the whole ledger by their nature: audits and sums, on no hot path.
-WHOLE = {"readings.READ_DRIFT", "sweeping.READ_STUCK", "sweeping.SAMPLE"}
+WHOLE = {"readings.READ_DRIFT", "sweeping.READ_STUCK", "sweeping.SAMPLE", "why.READ_STANDING"}
 # Conditions that stand in other statements.
 PARTS = {"sweeping.PERMIT_LAPSED"}
 
@@ -147,6 +158,11 @@ def parameters() -> dict[str, Any]:
         "cap": 1_000_000,
         "stuck": 600,
         "queued": sample["queued"],
+        "machine": "m",
+        "age": 10,
+        "slots": 1,
+        "run": sample["queued"][-1],
+        "rank_at": "2100-01-01T00:00:00Z",
     }
 
 
@@ -197,6 +213,6 @@ def test_every_module_of_statements_is_looked_at() -> None:
     names = {name.partition(".")[0] for name in ledger.all_statements()}
     expected = {
         m.__name__.rpartition(".")[2]
-        for m in (admitting, driving, ending, permits, quotas, readings, submitting, sweeping)
+        for m in (admitting, driving, ending, permits, probes, quotas, readings, submitting, sweeping, why)
     }
     assert names == expected

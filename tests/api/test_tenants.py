@@ -117,3 +117,21 @@ def test_a_tenants_use_is_shown_with_and_without_a_quota(
     ledger.admit_all(make_driver())
     shown = operator.get(f"/tenants/{made.slug}").json()
     assert (shown["quota"], shown["in_flight"]) == (quota, 4)
+
+
+@pytest.mark.rule("A26", "O2")
+def test_a_tenant_is_deleted_refused_or_drained(operator: Caller, tenant: Caller, make_driver: Any) -> None:
+    path, driver = f"/tenants/{tenant.tenant.slug}", make_driver()
+    ledger.submit(tenant.tenant, 2, concurrency_key="one")
+    held = ledger.start(driver, ledger.admit_all(driver))
+    assert (operator.delete(path).status_code, operator.delete(path).json()["code"]) == (409, "tenant_busy")
+    draining = operator.delete(f"{path}?drain=true&reason=left")
+    assert (draining.status_code, draining.json()["deleting_at"] is None) == (202, False)
+    ledger.succeed(driver, held)
+    assert operator.delete(path).status_code == 204
+    assert operator.get(path).status_code == 404
+    assert tenant.delete(path).status_code == 401, "its token went with it"
+
+
+def test_a_tenant_cannot_delete_itself(tenant: Caller) -> None:
+    assert tenant.delete(f"/tenants/{tenant.tenant.slug}").status_code == 403

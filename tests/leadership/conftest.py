@@ -10,6 +10,8 @@ import pytest
 from django.db import connection
 
 from tests.leadership.counting.steps import TABLE
+from tests.leadership.replicas import Fleet
+from tests.leadership.webhook import Webhook
 from tests.leadership.world import World, small_environment
 from tests.ledger import application_url
 
@@ -40,6 +42,20 @@ def make_world(database_url: str, counting: None, tmp_path: Path) -> Iterator[Ca
 
 
 @pytest.fixture
+def make_fleet(database_url: str, counting: None, tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    """The same with real replica processes."""
+    made: list[Fleet] = []
+
+    def make(**environment: Any) -> Fleet:
+        made.append(Fleet(database_url, tmp_path, small_environment(**environment)))
+        return made[-1]
+
+    yield make
+    for fleet in made:
+        fleet.end()
+
+
+@pytest.fixture
 def quick(settings: Any) -> Any:
     """Short lease and transactions, in the test's own process."""
     values = {
@@ -50,3 +66,11 @@ def quick(settings: Any) -> Any:
     }
     settings.CONTROLPLANE = {**settings.CONTROLPLANE, **values}
     return values
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    """Somebody who is told by POST."""
+    receiver = Webhook()
+    yield receiver
+    receiver.close()

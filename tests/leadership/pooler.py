@@ -25,15 +25,15 @@ listen_addr = 127.0.0.1
 listen_port = {own_port}
 auth_type = any
 pool_mode = transaction
-default_pool_size = {pool}
+default_pool_size = {connections}
 ignore_startup_parameters = extra_float_digits,options
 unix_socket_dir =
 """
 
 
 @contextmanager
-def pgbouncer(url: str, folder: Path, *, pool: int = 4, all_databases: bool = False) -> Iterator[str]:
-    """The address of the same database through the pooler. Few server connections serve every process of the test."""
+def pgbouncer(url: str, folder: Path, connections: int = 4, *, all_databases: bool = False) -> Iterator[str]:
+    """The address of the same database through the pooler. So many server connections serve the test's processes."""
     assert BINARY is not None, "PgBouncer is not installed; deploy/test-machine.sh does it"
     target = urlsplit(url)
     with socket.socket() as probe:
@@ -45,12 +45,12 @@ def pgbouncer(url: str, folder: Path, *, pool: int = 4, all_databases: bool = Fa
     file.write_text(
         CONFIGURATION.format(
             name="*" if all_databases else name,
-            pool=pool,
             host=target.hostname,
             port=target.port,
             user=target.username,
             password=password,
             own_port=own_port,
+            connections=connections,
         )
     )
     for place in (folder, *folder.parents[:2]):

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,8 @@ import pytest
 from controlplane.embedded import EmbeddedPostgres, Home
 from leadership.belief import now
 from tests.leadership.counting.steps import TABLE
+from tests.leadership.replicas import Fleet
+from tests.leadership.storm import Storm, gaps, unexplained
 from tests.leadership.world import ROOT, World, beliefs, counted, overlaps, small_environment, until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
@@ -54,64 +53,30 @@ def server() -> Iterator[Any]:
     shutil.rmtree(place)
 
 
-class Storm:
-    """The faults, one after another, each with the wall-clock time at which it began."""
-
-    def __init__(self, world: World, server: Any) -> None:
-        self.world, self.server = world, server
-        self.faults: list[tuple[str, float, float]] = []
-        self.took: dict[str, list[float]] = {}
-
-    def _note(self, name: str, bound: float, gone: float) -> None:
-        self.faults.append((name, time.time(), bound))
-        first = until(lambda: [x["acted"] for x in self.world.lines() if x.get("acted", 0) > gone + 0.1], name)
-        self.took.setdefault(name, []).append(min(first) - gone)
-        time.sleep(4)
-
-    def kill(self) -> None:
-        name = self.world.leader()
-        fake = {"node-1": "+1h", "node-2": "-1h"}.get(name, "")
-        self.world.kill(name)
-        gone = now()
-        self.world.member(name, fake=fake)
-        self._note("kill", BOUND, gone)
-
-    def pause(self) -> None:
-        process = self.world.processes[self.world.leader()]
-        process.send_signal(signal.SIGSTOP)
-        self._note("pause", BOUND, now())
-        process.send_signal(signal.SIGCONT)
-
-    def restart_database(self) -> None:
-        gone = now()
-        began = time.time()
-        self.server.stop()
-        self.server.start()
-        self._note("restart", RESTART_BOUND, gone)
-        self.faults[-1] = ("restart", began, RESTART_BOUND)
-
-
 @pytest.mark.rule("L1", "L2", "L3", "L6", "L7", "L11", "G5")
+@pytest.mark.parametrize("kind", [World, Fleet], ids=["members", "replicas"])
 def test_three_minutes_of_faults_with_one_believer_at_a_time_and_no_due_time_twice(
-    server: Any, tmp_path: Path
+    server: Any, tmp_path: Path, kind: type[World]
 ) -> None:
+    """As bare competitors, which write down each moment they would act in, and as whole replica processes."""
     environment = small_environment(
         lease=LEASE,
         COUNT_SECONDS=str(PERIOD),
         CONTROLPLANE_SWEEP_TRANSACTION_SECONDS=str(TRANSACTION),
     )
-    world = World(server.url(), tmp_path, environment)
+    world = kind(server.url(), tmp_path, environment)
+    begin = world.replica if isinstance(world, Fleet) else world.member
     try:
         for number in range(5):
-            world.member(f"node-{number}", fake={1: "+1h", 2: "-1h"}.get(number, ""))
+            begin(f"node-{number}", fake={1: "+1h", 2: "-1h"}.get(number, ""))
         for number in range(2):
             world.cluster(f"cluster-{number}", COUNT_NODE=f"node-{number}")
         until(lambda: len(counted(world.url)) > 2, "nothing ran")
         began = time.time()
-        storm = Storm(world, server)
+        storm = Storm(world, bound=BOUND, restart_bound=RESTART_BOUND)
         for fault in (
-            storm.kill, storm.pause, storm.kill, storm.restart_database, storm.kill, storm.pause, storm.kill,
-            storm.pause, storm.kill,
+            storm.kill, storm.pause, storm.kill, lambda: storm.restart_database(server), storm.kill, storm.pause,
+            storm.kill, storm.pause, storm.kill,
         ):  # fmt: skip
             fault()
         time.sleep(max(SECONDS - (time.time() - began), 0))
@@ -120,29 +85,19 @@ def test_three_minutes_of_faults_with_one_believer_at_a_time_and_no_due_time_twi
         world.end()
 
     spans = beliefs(world.lines())
-    assert overlaps(spans) == []
     due = [row[0] for row in rows if row[2].timestamp() >= began]
-    assert len(set(due)) == len(due), "a due time was executed twice"
-    unexplained = [gap for gap in _gaps(due) if not _explained(gap, storm.faults)]
     figures = {
+        "kind": kind.__name__,
         "seconds": round(time.time() - began),
         "terms": len({s.term for s in spans}),
         "executed": len(due),
-        "longest_gap": round(max(b - a for a, b in _gaps(due)), 1),
+        "longest_gap": round(max(b - a for a, b in gaps(due, PERIOD)), 1),
         "failover": {k: [round(v, 2) for v in values] for k, values in storm.took.items()},
     }
     print(json.dumps(figures))  # the figures of the long run
-    assert unexplained == []
-
-
-def _gaps(due: list[datetime]) -> list[tuple[float, float]]:
-    times = sorted(d.astimezone(UTC).timestamp() for d in due)
-    return [(a, b) for a, b in pairwise(times) if b - a > 1.5 * PERIOD]
-
-
-def _explained(gap: tuple[float, float], faults: list[tuple[str, float, float]]) -> bool:
-    """It began no earlier than just before a fault, and was over within that fault's bound."""
-    return any(gap[0] >= at - 2 * PERIOD and gap[1] <= at + bound + PERIOD for _, at, bound in faults)
+    assert overlaps(spans) == []
+    assert len(set(due)) == len(due), "a due time was executed twice"
+    assert unexplained(gaps(due, PERIOD), storm.faults, PERIOD) == []
 
 
 @pytest.mark.rule("L4", "L6")

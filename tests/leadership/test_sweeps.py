@@ -32,6 +32,7 @@ from leadership.services import intents
 from leadership.services.retention import delete_expired
 from recovery.services.stuck import notify_stuck
 from tests import ledger
+from tests.leadership.webhook import Webhook
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -275,6 +276,47 @@ def test_a_stuck_run_is_told_of_once_whoever_looks_and_however_often(
     assert str(stuck) in mail.outbox[0].subject
     assert str(fine) not in mail.outbox[0].subject
     assert Intent.objects.get().done_at is not None
+
+
+@pytest.mark.rule("L6", "L8")
+def test_a_stuck_run_is_posted_until_the_webhook_takes_it_and_mailed_once(
+    make_tenant: Any, make_driver: Any, submit: Any, settings: Any, webhook: Webhook
+) -> None:
+    settings.CONTROLPLANE = {"notify_email": "ops@example.org", "notify_webhook_url": webhook.url}
+    driver, tenant = make_driver(), make_tenant(1)
+    [stuck] = submit(tenant)
+    ledger.start(driver, ledger.admit_all(driver))
+    Run.objects.filter(pk=stuck).update(cancel_requested_at=timezone.now() - HOUR)
+    webhook.answers = [503, 302, 204]
+    for _ in range(5):
+        notify_stuck()
+        intents.deliver()
+        Intent.objects.update(next_at=timezone.now())  # its pause is over
+
+    assert len(webhook.heard) == 3, "again after a failure and a redirect, not after an acceptance"
+    keys = {(headers["Idempotency-Key"], body["key"]) for headers, body in webhook.heard}
+    assert keys == {(f"{stuck}.cancel_unanswered",) * 2}
+    body = webhook.heard[0][1]
+    assert (body["event"], body["run"], body["tenant"], body["driver"]) == (
+        "run.stuck", stuck, tenant.slug, driver.name,
+    )  # fmt: skip
+    assert len(mail.outbox) == 1, "a webhook that is away does not repeat the mail"
+    assert Intent.objects.filter(done_at__isnull=True).count() == 0
+
+
+@pytest.mark.rule("L6")
+def test_a_replica_that_has_no_webhook_leaves_the_notification_to_one_that_has(
+    make_tenant: Any, submit: Any, settings: Any, webhook: Webhook
+) -> None:
+    settings.CONTROLPLANE = {"notify_webhook_url": webhook.url}
+    submit(make_tenant(0))
+    long_ago = timezone.now() - timedelta(days=2)
+    Run.objects.update(created_at=long_ago, rank_at=long_ago)
+    notify_stuck()
+    settings.CONTROLPLANE = {}
+    assert intents.deliver().counts["failed"] == 1
+    assert "CONTROLPLANE_NOTIFY_WEBHOOK_URL" in Intent.objects.get(done_at__isnull=True).error
+    assert webhook.heard == []
 
 
 @pytest.mark.rule("L8")

@@ -37,6 +37,13 @@ def small_environment(lease: float = SMALL["lease"], **more: str) -> dict[str, s
     }
 
 
+def shifted(fake: str) -> dict[str, str]:
+    """The environment of a process whose wall clock is off ("+1h"); its monotonic clocks stay right."""
+    if not fake:
+        return {}
+    return {"LD_PRELOAD": FAKETIME, "FAKETIME": fake, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+
 @dataclass
 class World:
     """Processes of one test; `end` leaves none behind, also stopped ones."""
@@ -46,6 +53,7 @@ class World:
     environment: dict[str, str]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     journals: list[Path] = field(default_factory=list)
+    fakes: dict[str, str] = field(default_factory=dict)
 
     def _start(self, name: str, argv: Sequence[str], extra: dict[str, str]) -> subprocess.Popen[bytes]:
         given = {k: v for k, v in os.environ.items() if not k.startswith("CONTROLPLANE_")}
@@ -70,9 +78,12 @@ class World:
         journal = self.folder / f"{name}.journal"
         if journal not in self.journals:
             self.journals.append(journal)
-        if fake:
-            extra |= {"LD_PRELOAD": FAKETIME, "FAKETIME": fake, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-        return self._start(name, ["-m", "tests.leadership.member", name, str(journal)], extra)
+        self.fakes[name] = fake
+        return self._start(name, ["-m", "tests.leadership.member", name, str(journal)], {**extra, **shifted(fake)})
+
+    def revive(self, name: str) -> None:
+        """Start a killed one again, with the clock it had."""
+        self.member(name, fake=self.fakes[name])
 
     def cluster(self, name: str, **extra: str) -> subprocess.Popen[bytes]:
         return self._start(name, ["-m", "django", "qcluster"], extra)

@@ -39,7 +39,7 @@ def behind_the_pooler(folder: Path, tests: tuple[str, ...], seconds: float) -> i
     """Run these tests through the pooler; how many passed. All must."""
     name = f"wharfinger_pooled_{uuid4().hex[:8]}"
     direct = ledger.database_url()
-    with pgbouncer(direct, folder, pool=POOL, all_databases=True) as pooled:
+    with pgbouncer(direct, folder, POOL, all_databases=True) as pooled:
         given = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "CONTROLPLANE_"))}
         environment = {
             **given,

@@ -9,10 +9,10 @@ import pytest
 from django.utils import timezone
 
 from admission.models import Permit, Tenant
+from admission.services.deleting import delete_tenant
 from admission.services.permits import ClaimOutcome, claim_permit
 from admission.services.quotas import set_quota
 from admission.services.reaping import reap_run_permits
-from admission.services.tenants import delete_tenant
 from admission.sql import permits as sql
 from controlplane.core.audit import SYSTEM
 from controlplane.core.errors import Conflict, NotFound

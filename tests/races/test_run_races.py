@@ -10,6 +10,7 @@ from django.db import connections
 
 from admission.engine import clear_backlogs
 from admission.models import Attempt, Counter, Run, Tenant
+from admission.services.deleting import delete_tenant
 from admission.services.quotas import remove_quota, set_quota
 from admission.services.readings import read_highest_concurrency
 from admission.services.runs import (
@@ -22,7 +23,7 @@ from admission.services.runs import (
     start_runs,
     take_away,
 )
-from admission.services.tenants import delete_tenant, pause_tenant
+from admission.services.tenants import pause_tenant
 from admission.sql import admitting
 from controlplane.core.audit import SYSTEM
 from controlplane.core.errors import Conflict, NotFound

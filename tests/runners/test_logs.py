@@ -190,9 +190,9 @@ def test_logs_of_runs_that_ended_long_ago_are_deleted(runner: RunnerCaller, tena
         runner.log(given, 0, b"x")
     runner.job(old, "result", ending="succeeded", exit_code=0)
     LogChunk.objects.update(at="2000-01-01T00:00:00Z")
-    assert delete_expired()["log_chunks"] == 0  # it has only just ended
+    assert delete_expired().counts["log_chunks"] == 0  # it has only just ended
     type(ledger.run(old["run"])).objects.filter(pk=old["run"]).update(finished_at="2000-01-01T00:00:00Z")
-    assert delete_expired()["log_chunks"] == 1
+    assert delete_expired().counts["log_chunks"] == 1
     assert stored(live["run"]) == b"x"
     assert ledger.attempts(old["run"])[0].log_size == 1
 
@@ -201,6 +201,6 @@ def test_logs_of_runs_that_ended_long_ago_are_deleted(runner: RunnerCaller, tena
 def test_answers_of_claims_are_kept_for_their_time(runner: RunnerCaller, tenant: Caller) -> None:
     ledger.submit(tenant.tenant)
     runner.claimed()
-    assert delete_expired()["claims"] == 0
+    assert delete_expired().counts["claims"] == 0
     ClaimRequest.objects.update(at="2000-01-01T00:00:00Z")
-    assert delete_expired()["claims"] == 1
+    assert delete_expired().counts["claims"] == 1

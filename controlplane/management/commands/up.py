@@ -18,6 +18,7 @@ from controlplane.up.show import make_show
 from controlplane.up.summary import print_summary
 
 DEFAULT_PORT = 8000
+INTERRUPTED = 130
 MOST_CHILDREN = 32
 
 
@@ -68,6 +69,9 @@ class Command(BaseCommand):
                 code = fleet.run()
         except (UpError, EmbeddedError, ProcessError) as error:
             raise CommandError(str(error)) from error
+        except KeyboardInterrupt:
+            # Before the fleet was there to take the signal; what was started has been stopped on the way here.
+            raise CommandError("stopped before the fleet was up", returncode=INTERRUPTED) from None
         finally:
             show.close()
         if fleet.summary is not None and chosen.once:

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 LogSink = Callable[[bytes], None]
 """Takes output bytes in order, from one thread at a time; never blocks for long, never raises."""
 
+MayStart = Callable[[], None]
+"""The last question before anything is executed; raises `ExecutorError` to forbid it."""
+
+
+def always() -> None:
+    """Allows every start: nothing is fenced."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exit:
@@ -19,7 +26,7 @@ class Exit:
 
     code: int | None
     reason: str = ""
-    """'' = by itself; else 'oom', 'timeout', 'cancelled', 'image_unavailable', 'executor_error', 'lost'."""
+    """'' = by itself; else 'oom', 'timeout', 'cancelled', 'image_unavailable', 'executor_error', 'lost', 'fenced'."""
     detail: str = ""
 
 
@@ -54,8 +61,17 @@ class Executor(Protocol):
 
     name: str
 
-    def start(self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str]) -> Execution:
-        """Create and start. Only called after the control plane accepted the start. Raises `ExecutorError`."""
+    @property
+    def endpoint(self) -> str:
+        """Where else its executions can be reached: the daemon's address; '' when there is none."""
+
+    def start(
+        self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str], may_start: MayStart = always
+    ) -> Execution:
+        """Create and start. Only called after the control plane accepted the start. Raises `ExecutorError`.
+
+        `may_start` is asked when what is made can be found by its labels, and before any of it is executed.
+        """
 
     def sweep(self, labels: Mapping[str, str]) -> int:
         """Stop and remove what an earlier, dead process with all these labels left; returns how many there were."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from runners.agent.executors import container_config as config
 from runners.agent.executors import scratch
-from runners.agent.executors.base import Execution, ExecutorError, ImageUnavailable, LogSink
+from runners.agent.executors.base import Execution, ExecutorError, ImageUnavailable, LogSink, MayStart, always
 from runners.agent.executors.docker_adapter import DockerAdapter, NotFound
-from runners.agent.executors.docker_execution import BeforeStart, DockerExecution, remove_confirmed
+from runners.agent.executors.docker_execution import BeforeStart, DockerExecution
+from runners.agent.executors.docker_sweep import remove_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,14 @@ class DockerExecutor:
         self._aliases = dict(image_aliases or {})
         self._before_start = before_start
 
-    def start(self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str]) -> Execution:
+    @property
+    def endpoint(self) -> str:
+        """See `Executor.endpoint`."""
+        return self.adapter.endpoint
+
+    def start(
+        self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str], may_start: MayStart = always
+    ) -> Execution:
         """Create, verify, start. Once a create may have reached the daemon this returns an execution, whatever
         happens then: only its `remove` can tell that nothing is left."""
         name = config.container_name(assignment, labels)
@@ -52,18 +60,12 @@ class DockerExecutor:
         except ExecutorError:
             execution.discard()
             raise
-        execution.begin(self._before_start)
+        execution.begin(self._before_start, may_start)
         return execution
 
     def sweep(self, labels: Mapping[str, str]) -> int:
         """Remove every container with these labels, in any state, and confirm each."""
-        if not labels:
-            raise ExecutorError("a sweep without labels would remove every container of this machine")
-        found = self.adapter.list_ids(labels)
-        for container, name in found.items():
-            remove_confirmed(self.adapter, container)
-            scratch.remove_tree(scratch.base_directory() / name)
-        return len(found)
+        return remove_all(self.adapter, labels)
 
     def _place_files(self, assignment: Assignment, name: str) -> Path | None:
         if not assignment.spec.files:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from runners.agent.clock import now
 from runners.agent.executors import container_config as config
 from runners.agent.executors import scratch
-from runners.agent.executors.base import ExecutorError, Exit, LogSink
+from runners.agent.executors.base import ExecutorError, Exit, LogSink, MayStart
 from runners.agent.executors.docker_adapter import Attached, DaemonSilent, DockerAdapter, NotFound, Refused
+from runners.agent.executors.docker_sweep import remove_confirmed
 from runners.agent.executors.frames import Frames
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
 KILL_PATIENCE_SECONDS = 10.0
-REMOVE_SECONDS = 50.0
 QUICK_SECONDS = 10
 LOST_CREATE_SECONDS = 10.0
 NEVER_STARTED = "0001-01-01T00:00:00Z"
@@ -79,7 +79,7 @@ class DockerExecution:
             self._ended = Exit(None, "lost", f"the reply to create was lost: {error}")
             self._find_lost()
 
-    def begin(self, before_start: BeforeStart | None) -> None:
+    def begin(self, before_start: BeforeStart | None, may_start: MayStart) -> None:
         """Verify, attach, start; a failure becomes the exit, for a container is there to be removed."""
         if self.container is None:
             return
@@ -91,6 +91,7 @@ class DockerExecution:
             self._attached = self._adapter.attach(self.container)
             if before_start is not None:
                 before_start(self._token, self.container)
+            may_start()
             self._start(self.container)
         except Refused as error:
             code = 127 if "not found" in str(error) or "no such file" in str(error) else 126
@@ -99,7 +100,7 @@ class DockerExecution:
             # Says nothing about the run: it is given back, not failed.
             self._ended = Exit(None, "lost", str(error))
         except ExecutorError as error:
-            self._ended = Exit(None, "executor_error", str(error))
+            self._ended = Exit(None, error.reason, str(error))
 
     def _find_lost(self) -> None:
         until = now() + LOST_CREATE_SECONDS
@@ -297,29 +298,6 @@ class _Stopping:
             log.warning("%s was not delivered: %s", signal, error)
         self.next = moment + patience
         return False
-
-
-def remove_confirmed(adapter: DockerAdapter, container: str) -> None:
-    """Remove by full id until the daemon answers 404 for it.
-
-    Raises:
-        ExecutorError: when that was not seen; the container must then be taken to exist.
-    """
-    until = now() + REMOVE_SECONDS
-    pause, problem = 0.05, ""
-    while True:
-        try:
-            adapter.remove(container)
-        except NotFound:
-            problem = "remove says it is not there, inspect says it is"
-        except Refused as error:
-            problem = str(error)
-        if adapter.is_gone(container):
-            return
-        if now() >= until:
-            raise ExecutorError(f"container {container} is still there ({problem or 'no reason given'})")
-        time.sleep(pause)
-        pause = min(pause * 2, 2.0)
 
 
 def _poke(fd: int) -> None:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from admission.spec import MIB
 from runners.agent.environment import run_environment
 from runners.agent.executors import cgroups, scratch
-from runners.agent.executors.base import Execution, ExecutorError, LogSink
+from runners.agent.executors.base import Execution, ExecutorError, LogSink, MayStart, always
 from runners.agent.executors.process_execution import ProcessExecution
-from runners.agent.executors.processes import identity, is_running, kill_leftovers
+from runners.agent.executors.process_sweep import remove_abandoned
+from runners.agent.executors.processes import identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,6 +72,11 @@ class ProcessExecutor:
         self._python = _interpreter(other_user=self._root)
         self._driver = identity(os.getpid())
 
+    @property
+    def endpoint(self) -> str:
+        """See `Executor.endpoint`."""
+        return ""
+
     def facts(self) -> ProcessFacts:
         """What holds here."""
         bounded = self._cgroup is not None
@@ -87,7 +93,9 @@ class ProcessExecutor:
             network_isolated=self._root,
         )
 
-    def start(self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str]) -> Execution:
+    def start(
+        self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str], may_start: MayStart = always
+    ) -> Execution:
         """See `Executor.start`. Returns before the command runs; its failure to start is the exit."""
         name = f"run-{assignment.run}-{assignment.epoch}-{uuid.uuid4().hex[:12]}"
         base = scratch.base_directory()
@@ -100,24 +108,21 @@ class ProcessExecutor:
             directory.mkdir(mode=0o700)
             scratch.place_files(directory, assignment.spec.files)
             record.write_text(json.dumps({"labels": dict(labels), "driver": self._driver, "plan": _paths(plan)}))
-            return ProcessExecution(self._spawn, plan, assignment.spec, sink, record)
-        except OSError as error:
+            # Asked with the record in place: a sweep between the answer and the start finds it and removes the
+            # directory, without which the command does not start.
+            may_start()
+            return ProcessExecution(functools.partial(self._spawn, record), plan, assignment.spec, sink, record)
+        except (OSError, ExecutorError) as error:
             cgroups.remove(group.directories)
             scratch.remove_tree(directory)
             record.unlink(missing_ok=True)
+            if isinstance(error, ExecutorError):
+                raise
             raise ExecutorError(f"run {assignment.run} cannot be started as a process: {error}") from error
 
     def sweep(self, labels: Mapping[str, str]) -> int:
         """Clear up after drivers that are gone, where even the shim was killed."""
-        count = 0
-        for path in scratch.base_directory().glob("run-*.json"):
-            record = _read_record(path)
-            if record is None or not labels.items() <= record["labels"].items() or is_running(record["driver"]):
-                continue
-            kill_leftovers(record["plan"])
-            path.unlink(missing_ok=True)
-            count += 1
-        return count
+        return remove_abandoned(labels)
 
     def _make_group(self, name: str, assignment: Assignment) -> cgroups.Group:
         if self._cgroup is None:
@@ -171,9 +176,10 @@ class ProcessExecutor:
         return _SHARED if self._root else os.getuid()
 
     @staticmethod
-    def _spawn(status: int, output: int) -> subprocess.Popen[bytes]:
+    def _spawn(record: Path, status: int, output: int) -> subprocess.Popen[bytes]:
+        # The record is on the command line for whoever has to find this very shim: see `process_sweep`.
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-E", "-c", SHIM, str(status), str(SHIM_DIRECTORY)],
+            [sys.executable, "-I", "-S", "-E", "-c", SHIM, str(status), str(record), str(SHIM_DIRECTORY)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -186,15 +192,6 @@ class ProcessExecutor:
 def _paths(plan: dict[str, Any]) -> dict[str, Any]:
     """What a sweep needs. Never the environment: it holds secrets."""
     return {key: plan[key] for key in ("directory", "procs", "pids_max", "kill", "cgroups")}
-
-
-def _read_record(path: Path) -> dict[str, Any] | None:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        # Removed by its shim meanwhile, or not yet written out by its living driver.
-        return None
-    return record
 
 
 def _run_user() -> Literal["own", "nobody"]:

@@ -131,6 +131,8 @@ class ProcessExecution:
         code = report["exit"]
         if self._reason:
             return Exit(code, self._reason)
+        if code is None and report["fenced"]:
+            return Exit(None, "lost", "stopped by the driver's watchdog: the fence was past")
         if code is None:
             return Exit(None, "timeout", "stopped by its shim: the driver was suspended past the run's deadline")
         return Exit(code, "oom" if report["oom"] and code else "")

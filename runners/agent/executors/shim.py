@@ -5,7 +5,9 @@ driver is gone. Then, as on an ordinary end, everything the command started is k
 the cgroup are removed. It stays outside of the command's cgroup, so neither the memory limit nor the kill meets it.
 
 Input: one line with the plan, then lines `stop <grace seconds>`. Lines go back through the descriptor whose number is
-the only argument. Plan and answers are marshalled and in hexadecimal: both ends are one and the same interpreter.
+the first argument; the second, the record's path, only names this process. SIGUSR1 comes from the driver's watchdog:
+kill at once, and say that it was so. Plan and answers are marshalled and in hexadecimal: both ends are one and the
+same interpreter.
 
 It starts once for each run, so it imports little: `json`, `shutil`, `pathlib` and the enums of `signal` would each
 take as long as the interpreter itself.
@@ -45,6 +47,7 @@ KILL_ROUNDS = 500
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _status = -1
+_fenced = False
 
 if TYPE_CHECKING:
     Plan = dict[str, Any]
@@ -65,6 +68,7 @@ def _run() -> None:
     wake, poke = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(poke, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGUSR1, _on_fence)
     driver = os.getppid()
     plan = marshal.loads(bytes.fromhex(_first_line().decode()))  # noqa: S302 - from our parent
     try:
@@ -83,7 +87,13 @@ def _run() -> None:
     left = _kill_all(plan, main_pid)
     if not left:
         _clean(plan)
-    _report({"exit": code, "oom": oom > 0, "left": sorted(left)})
+    _report({"exit": code, "oom": oom > 0, "left": sorted(left), "fenced": _fenced})
+
+
+def _on_fence(*_: object) -> None:
+    """Noted only: half-way through a launch there would be a child that nobody ends."""
+    global _fenced  # noqa: PLW0603 - set by a signal
+    _fenced = True
 
 
 def _first_line() -> bytes:
@@ -222,7 +232,7 @@ class _Watch:
         while True:
             self._reap()
             left = self._kill_at - time.clock_gettime(time.CLOCK_BOOTTIME)
-            if self._code is not None or left <= 0:
+            if self._code is not None or _fenced or left <= 0:
                 return self._code
             ready = {fd for fd, _ in poll.poll(min(PARENT_CHECK_MS, left * 1000 + 1))}
             if self._wake in ready:

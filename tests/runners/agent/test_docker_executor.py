@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runners.agent.executors import docker_execution
+from runners.agent.executors import docker_sweep
 from runners.agent.executors.base import ExecutorError, ImageUnavailable
 from runners.agent.executors.docker import DockerExecutor
 from runners.agent.executors.docker_adapter import DEFAULT_ENDPOINT, DaemonSilent, DockerAdapter
@@ -171,7 +171,7 @@ def test_sweep_removes_created_and_running(docker_executor: DockerExecutor, adap
 def test_removal_that_is_refused_is_never_taken_for_done(
     local_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker_execution, "REMOVE_SECONDS", 1.0)
+    monkeypatch.setattr(docker_sweep, "REMOVE_SECONDS", 1.0)
     with DockerProxy(tmp_path / "docker.sock") as proxy:
         executor = DockerExecutor(proxy.adapter)
         execution = executor.start(assignment(["true"], run=72, image=local_image), lambda data: None, LABELS)

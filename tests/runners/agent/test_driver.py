@@ -11,7 +11,7 @@ import pytest
 from runners.agent.assignment import Assignment, Ending, RunKey, Verdict
 from runners.agent.clock import now
 from runners.agent.driver import Driver
-from runners.agent.executors.base import ExecutorError, Exit, ImageUnavailable, LogSink
+from runners.agent.executors.base import ExecutorError, Exit, ImageUnavailable, LogSink, MayStart, always
 from tests.runners.agent.conftest import assignment, eventually
 from tests.runners.agent.stub import StubControl
 
@@ -62,11 +62,14 @@ class StubExecutor:
         self.swept: list[Mapping[str, str]] = []
         self.at_once = False
 
-    def start(self, given: Assignment, sink: LogSink, labels: Mapping[str, str]) -> StubExecution:
+    def start(
+        self, given: Assignment, sink: LogSink, labels: Mapping[str, str], may_start: MayStart = always
+    ) -> StubExecution:
         if given.run in self.slow:
             self.slow[given.run].wait(20)
         if given.run in self.errors:
             raise self.errors[given.run]
+        may_start()
         execution = self.made[given.run] = StubExecution(sink)
         if self.at_once:
             execution.end()

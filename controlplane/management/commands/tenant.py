@@ -1,0 +1,63 @@
+"""Verbs over one tenant, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils.dateparse import parse_datetime
+
+from admission.models import Tenant
+from admission.services.deleting import delete_tenant
+from admission.services.tenants import get_tenant, pause_tenant, resume_tenant
+from controlplane.core.errors import DomainError
+from controlplane.management.commands.step_down import shell_actor
+from controlplane.management.server import refuse_unless_ready
+
+
+class Command(BaseCommand):
+    """`manage.py tenant pause|resume|delete SLUG --reason …`."""
+
+    help = "Pause, resume or delete a tenant (audited)."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which verb, which tenant."""
+        parser.add_argument("verb", choices=("pause", "resume", "delete"))
+        parser.add_argument("slug")
+        parser.add_argument("--reason", required=True, help="For the audit log; of a pause also its note.")
+        parser.add_argument("--until", default="", help="Of a pause: resume by itself then (2030-01-31T08:00:00Z).")
+        parser.add_argument("--drain", action="store_true", help="Of a deletion: cancel, wait, then delete.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Do it, say what became of it."""
+        refuse_unless_ready()
+        try:
+            tenant = get_tenant(options["slug"])
+            said = getattr(self, f"_{options['verb']}")(tenant, options)
+        except DomainError as refusal:
+            raise CommandError(str(refusal)) from refusal
+        self.stdout.write(f"{tenant.slug}: {said}")
+
+    def _pause(self, tenant: Tenant, options: dict[str, Any]) -> str:
+        until = _moment(options["until"]) if options["until"] else None
+        paused = pause_tenant(tenant, actor=shell_actor(), reason=options["reason"], resume_at=until)
+        return "paused" if paused else "was paused already"
+
+    def _resume(self, tenant: Tenant, options: dict[str, Any]) -> str:
+        resumed = resume_tenant(tenant, actor=shell_actor(), reason=options["reason"])
+        return "resumed" if resumed else "was not paused"
+
+    def _delete(self, tenant: Tenant, options: dict[str, Any]) -> str:
+        drain = options["drain"]
+        gone = delete_tenant(tenant, actor=shell_actor(), reason=options["reason"], drain=drain)
+        return "deleted" if gone else "takes no more work; it goes when its own has ended"
+
+
+def _moment(text: str) -> Any:
+    try:
+        moment = parse_datetime(text)
+    except ValueError as error:
+        raise CommandError(f"--until {text!r}: {error}") from error
+    if moment is None or moment.tzinfo is None:
+        raise CommandError(f"--until {text!r} is no moment with its time zone, such as 2030-01-31T08:00:00Z.")
+    return moment
