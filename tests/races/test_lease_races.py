@@ -147,19 +147,29 @@ def test_deleting_a_tenant_waits_for_a_claim_under_way_and_is_refused(make_tenan
 
 
 @pytest.mark.rule("A26", "A9")
-def test_a_claim_that_waits_for_a_deletion_finds_no_tenant_and_leaves_no_permit(
-    make_tenant: Any, connect: Any
-) -> None:
+def test_a_claim_behind_a_deletion_finds_no_tenant_and_leaves_no_permit(make_tenant: Any, connect: Any) -> None:
     tenant, gate, observer = make_tenant(1), connect(), connect(autocommit=True)
-    # The deletion is under way: it holds the tenant and waits for the counter.
-    gate.execute("SELECT FROM admission_counter WHERE key = %s FOR NO KEY UPDATE", (str(tenant.pk),))
+    # A verb under way holds the tenant; the deletion waits for it.
+    gate.execute("SELECT FROM admission_tenant WHERE id = %s FOR KEY SHARE", (tenant.pk,))
     deletion = ledger.Concurrent(delete_tenant, tenant, actor=SYSTEM, reason="a test")
     ledger.until_waiting(observer, deletion)
+    gate.commit()
+    assert deletion.result() is True
+    with pytest.raises(NotFound):
+        claim_permit("ext:a", tenant_id=tenant.pk)
+    assert not Permit.objects.exists()
+    assert not Tenant.objects.filter(pk=tenant.pk).exists()
+
+
+@pytest.mark.rule("A26", "A9")
+def test_a_claim_that_waits_for_the_mark_of_a_deletion_is_refused_by_it(make_tenant: Any, connect: Any) -> None:
+    tenant, marking, observer = make_tenant(1), connect(), connect(autocommit=True)
+    marking.execute("SELECT FROM admission_tenant WHERE id = %s FOR UPDATE", (tenant.pk,))
+    marking.execute("UPDATE admission_tenant SET deleting_at = now() WHERE id = %s", (tenant.pk,))
     late = ledger.Concurrent(claim_permit, "ext:a", tenant_id=tenant.pk)
     ledger.until_waiting(observer, late)
-    gate.commit()
-    deletion.result()
+    marking.commit()
     with pytest.raises(NotFound):
         late.result()
     assert not Permit.objects.exists()
-    assert not Tenant.objects.filter(pk=tenant.pk).exists()
+    assert ledger.in_flight(tenant) == 0
