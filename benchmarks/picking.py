@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psycopg
@@ -23,6 +25,10 @@ from tests.ledger import make_driver
 SLOTS = 10
 CALLS = 60
 BAR = 1.5
+
+ROUND_TRIP_MS = 20.0
+ROUND_TRIPS = 50
+"""Single admissions measured in one turn."""
 
 FILL = (
     """INSERT INTO admission_tenant (id, slug, name, weight, has_quota, pause_note)
@@ -66,15 +72,58 @@ def measure(url: str, *, rounds: int, runs: int) -> list[Row]:
         (Fleet(runs, 10_000), Fleet(runs, 10)),
         (Fleet(runs, 10_000, capped=True), small),
     ]
+    with _fleets(url, dict.fromkeys(fleet for pair in pairs for fleet in pair)) as databases:
+        return [_compare(databases, large, little, rounds) for large, little in pairs]
+
+
+def measure_round_trips(url: str, *, rounds: int, queued: int) -> list[Row]:
+    """Two rows: the slowest in a hundred single admissions among many tenants, half at their cap; is it flat?"""
+    large, little = Fleet(2 * queued, 10_000, capped=True), Fleet(2 * queued, 10)
+    many: list[float] = []
+    few: list[float] = []
+    with _fleets(url, (large, little)) as databases:
+        for number in range(rounds):
+            for all_of, fleet in ((many, large), (few, little)) if number % 2 else ((few, little), (many, large)):
+                all_of.extend(_admissions(databases[fleet], 1, 5 + ROUND_TRIPS))
+    slowest, other = _percentile(many, 99), _percentile(few, 99)
+    ratio = statistics.median(many) / statistics.median(few)
+    among = f"{queued:,} queued rows and 10,000 tenants, 5,000 at their cap"
+    return [
+        Row(
+            f"p99 of a single admission's round trip among {among}, against the bar",
+            1000 * slowest / ROUND_TRIP_MS,
+            "< 1",
+            1000 * slowest < ROUND_TRIP_MS,
+            f"{1000 * slowest:.2f} ms",
+            f"{ROUND_TRIP_MS:.0f} ms",
+        ),
+        Row(
+            f"median of the same, against {queued:,} queued rows and 10 tenants",
+            ratio,
+            f"≤ {BAR}",
+            ratio <= BAR,
+            f"{1000 * statistics.median(many):.2f} ms",
+            f"{1000 * statistics.median(few):.2f} ms (p99 {1000 * other:.2f})",
+        ),
+    ]
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100)[percent - 1]
+
+
+@contextmanager
+def _fleets(url: str, fleets: Iterable[Fleet]) -> Iterator[dict[Fleet, str]]:
+    """A database for each of these fleets, filled; all dropped in the end."""
     databases: dict[Fleet, str] = {}
     base = connection.settings_dict["NAME"]
     connection.close()
     try:
-        for fleet in dict.fromkeys(fleet for pair in pairs for fleet in pair):
+        for fleet in fleets:
             databases[fleet] = f"{base}_{len(databases)}"
             _create(url, base, databases[fleet])
             _fill(databases[fleet], fleet)
-        return [_compare(databases, large, little, rounds) for large, little in pairs]
+        yield databases
     finally:
         connection.close()
         connection.settings_dict["NAME"] = base
@@ -127,14 +176,19 @@ def _compare(databases: dict[Fleet, str], large: Fleet, little: Fleet, rounds: i
 
 
 def _seconds_per_admission(name: str) -> float:
-    """The median over some calls; what was admitted goes back unmeasured."""
+    """The median over some calls."""
+    return statistics.median(_admissions(name, SLOTS, CALLS))
+
+
+def _admissions(name: str, slots: int, calls: int) -> list[float]:
+    """The seconds of each but the first, which warm up; what was admitted goes back unmeasured."""
     _use(name)
     driver = make_driver()
     spent = []
-    for _ in range(CALLS):
+    for _ in range(calls):
         began = time.perf_counter()
-        admitted = admit(driver, Envelope(SLOTS))
+        admitted = admit(driver, Envelope(slots))
         spent.append(time.perf_counter() - began)
-        assert len(admitted) == SLOTS
+        assert len(admitted) == slots
         give_back(driver, [(a.run, a.epoch) for a in admitted], "benchmark", drained=True)
-    return statistics.median(spent[5:])
+    return spent[5:]

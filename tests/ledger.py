@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit, urlunsplit
 from uuid import uuid4
 
 import psycopg
@@ -34,7 +35,18 @@ PATIENCE_SECONDS = 30
 
 
 def database_url() -> str:
-    """The address of the database that Django uses now: under pytest, the worker's test database."""
+    """The address of the database that Django uses now: under pytest, the worker's test database.
+
+    For a test's own connections, so the server itself where Django goes through a pooler (tests/pooler): a session
+    must be one, or nothing could be held open, watched and killed.
+    """
+    if direct := os.environ.get("DATABASE_DIRECT_URL"):
+        return urlunsplit(urlsplit(direct)._replace(path=f"/{connection.settings_dict['NAME']}"))
+    return application_url()
+
+
+def application_url() -> str:
+    """The same database as Django reaches it, for processes of the product."""
     s = connection.settings_dict
     password = f":{quote(s['PASSWORD'])}" if s["PASSWORD"] else ""
     return f"postgresql://{s['USER']}{password}@{s['HOST']}:{s['PORT']}/{s['NAME']}"
@@ -184,6 +196,8 @@ class Concurrent:
         self._result: Any = None
         self._error: BaseException | None = None
         self.backend = 0
+        # Found by name, not by process id: behind a pooler each transaction may have another server process.
+        self.name = f"concurrent {uuid4().hex}"
         self._connected = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -194,6 +208,8 @@ class Concurrent:
         try:
             connection.ensure_connection()
             self.backend = connection.connection.info.backend_pid
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT set_config('application_name', %s, false)", (self.name,))
             self._connected.set()
             self._result = work(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - handed to the test by result()
@@ -220,10 +236,17 @@ def waits_for_lock(observer: psycopg.Connection[Any], backend: int) -> bool:
     return bool(row and row[0])
 
 
+def _waits(observer: psycopg.Connection[Any], name: str) -> bool:
+    found = observer.execute(
+        "SELECT FROM pg_stat_activity WHERE application_name = %s AND wait_event_type = 'Lock'", (name,)
+    )
+    return found.rowcount > 0
+
+
 def until_waiting(observer: psycopg.Connection[Any], call: Concurrent) -> None:
     """Return once the call waits for a lock in the database: the state itself is reached, no time is guessed."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not waits_for_lock(observer, call.backend):
+    while not _waits(observer, call.name):
         if not call.running():
             raise AssertionError(f"did not wait: {call.result()!r}")
         assert time.monotonic() < deadline, "never waited for a lock"

@@ -13,6 +13,7 @@ from tests.leadership.counting.steps import TABLE
 from tests.leadership.replicas import Fleet
 from tests.leadership.webhook import Webhook
 from tests.leadership.world import World, small_environment
+from tests.ledger import application_url
 
 
 @pytest.fixture
@@ -30,7 +31,9 @@ def make_world(database_url: str, counting: None, tmp_path: Path) -> Iterator[Ca
     made: list[World] = []
 
     def make(**environment: Any) -> World:
-        made.append(World(database_url, tmp_path, small_environment(**environment)))
+        made.append(
+            World(database_url, tmp_path, {"DATABASE_URL": application_url(), **small_environment(**environment)})
+        )
         return made[-1]
 
     yield make

@@ -32,7 +32,7 @@ unix_socket_dir =
 
 
 @contextmanager
-def pgbouncer(url: str, folder: Path, connections: int = 4) -> Iterator[str]:
+def pgbouncer(url: str, folder: Path, connections: int = 4, *, all_databases: bool = False) -> Iterator[str]:
     """The address of the same database through the pooler. So many server connections serve the test's processes."""
     assert BINARY is not None, "PgBouncer is not installed; deploy/test-machine.sh does it"
     target = urlsplit(url)
@@ -44,7 +44,7 @@ def pgbouncer(url: str, folder: Path, connections: int = 4) -> Iterator[str]:
     password = f"password={target.password}" if target.password else ""
     file.write_text(
         CONFIGURATION.format(
-            name=name,
+            name="*" if all_databases else name,
             host=target.hostname,
             port=target.port,
             user=target.username,

@@ -27,7 +27,7 @@ from django.apps import apps
 if not apps.ready:
     django.setup()
 
-from django.db import InterfaceError, OperationalError, connection
+from django.db import InterfaceError, InternalError, OperationalError, connection
 
 from admission.engine import Envelope, admit
 from admission.models import Tenant
@@ -46,6 +46,11 @@ APPLICATION = "wharfinger attack"
 LIMITS = (3, 5, 8)
 QUEUE = 40
 IDS = 12
+
+# How a call ends whose server process was killed. A pooler tells it in words of its own, and twice to some.
+POOLED = "DATABASE_DIRECT_URL" in os.environ
+LOST = (None, "57P01", "40P01", *(["08P01"] if POOLED else []))
+LOST_ERRORS = (OperationalError, InterfaceError, *([InternalError] if POOLED else []))
 
 OBSERVE = """
 SELECT (SELECT count(*) FROM admission_counter WHERE "limit" IS NOT NULL AND in_flight > "limit") AS above,
@@ -116,7 +121,7 @@ class Orders:
 
 def attack(seconds: float, *, tenants: list[Tenant], url: str, variant: str = "", seen_enough: bool = False) -> Report:
     """Let the workers loose for so long, observing all the while. `seen_enough`: end at the first violation."""
-    context = _context()
+    context = forkserver(__name__)
     orders = Orders(
         database=url.rpartition("/")[2],
         tenants=tuple(t.pk for t in tenants),
@@ -151,9 +156,10 @@ def attack(seconds: float, *, tenants: list[Tenant], url: str, variant: str = ""
     return report
 
 
-def _context() -> ForkServerContext:
+def forkserver(module: str) -> ForkServerContext:
+    """Processes forked from one that has this module, hence Django, loaded."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([module])
     return context
 
 
@@ -245,7 +251,7 @@ class Worker:
             deed()
         except Conflict:
             self.deeds["conflict"] += 1
-        except (OperationalError, InterfaceError) as error:
+        except LOST_ERRORS as error:
             self._lost(error)
         except Exception as error:  # noqa: BLE001 - the attack fails by it, with its text
             self.failures.append(f"{deed.__name__}: {error!r}"[:500])
@@ -258,7 +264,7 @@ class Worker:
         """A lost connection: nothing is known about the call, so nothing that was held is relied upon."""
         state = getattr(error.__cause__, "sqlstate", None)
         self.deeds["deadlock" if state == "40P01" else "connection lost"] += 1
-        if state not in (None, "57P01", "40P01"):
+        if state not in LOST:
             self.failures.append(f"{error!r}"[:500])
         connection.close()
         self.held.clear()

@@ -1,0 +1,135 @@
+"""Real processes that hold permits: one is killed, another stopped in the middle of its admission."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from admission.models import Attempt, Permit, Run
+from admission.services.reaping import reap_outside_permits, reap_run_permits
+from tests import ledger
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROOT = Path(__file__).resolve().parents[2]
+RENEW, LAPSE = 1.2, 3.6
+SWEEP = 0.2
+IDLE_SECONDS = 2
+"""How long a transaction may stand still, in these tests."""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def holder(database_url: str) -> Iterator[Start]:
+    """`holder("keep", replica, tenant, "ext:a")`: the process, after its first word."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*argv: object, first: str) -> subprocess.Popen[str]:
+        environment = {
+            **os.environ,
+            "DATABASE_URL": ledger.application_url(),
+            "DJANGO_SETTINGS_MODULE": "controlplane.settings",
+            "CONTROLPLANE_PERMIT_RENEW_SECONDS": str(RENEW),
+            "CONTROLPLANE_PERMIT_LAPSE_SECONDS": str(LAPSE),
+        }
+        command = [sys.executable, "-m", "tests.races.holder", *map(str, argv)]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline().split()[:1] == [first]
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.mark.rule("A11", "A12", "R8")
+def test_a_killed_holders_permits_are_back_within_the_lapse_and_no_living_holders_is_taken(
+    holder: Start, settings: Any
+) -> None:
+    settings.CONTROLPLANE = {
+        **settings.CONTROLPLANE,
+        "permit_renew_seconds": RENEW,
+        "permit_lapse_seconds": LAPSE,
+        "reap_interval_seconds": SWEEP,
+    }
+    tenant = ledger.make_tenant(6)
+    ledger.submit(tenant, 4)
+    first, second = ledger.make_replica(), ledger.make_replica()
+    killed = holder("keep", first.pk, tenant.pk, "ext:killed", first="holds")
+    living = holder("keep", second.pk, tenant.pk, "ext:living", first="holds")
+    assert ledger.in_flight(tenant) == 6
+    with ledger.Background(lambda: (reap_run_permits(), reap_outside_permits()), every=SWEEP):
+        time.sleep(LAPSE)  # nothing is taken from two that renew
+        assert ledger.in_flight(tenant) == 6
+        killed.kill()
+        killed.wait()
+        began = time.monotonic()
+        renewed = Permit.objects.filter(driver_name=first.name).latest("renewed_at").renewed_at
+        ledger.until(lambda: ledger.in_flight(tenant) == 3, "the killed holder's permits never came back")
+        back = time.monotonic() - began
+        time.sleep(LAPSE)  # and the living one goes on
+    print(f"back {back:.2f} s after the kill; lapse {LAPSE} s, sweep each {SWEEP} s")
+    taken = Attempt.objects.filter(reason="permit_lapse").values_list("released_at", flat=True)
+    assert min((at - renewed).total_seconds() for at in taken) >= LAPSE, "reaped before it lapsed"
+    # A pass that came late takes the pause for an outage and holds still for one renewal, once.
+    assert back < LAPSE + RENEW + 2
+    assert living.poll() is None, "the living holder lost something"
+    assert set(Run.objects.filter(driver_id=second.pk).values_list("state", flat=True)) == {"running"}
+    assert set(Run.objects.filter(reason="permit_lapse").values_list("state", flat=True)) == {"queued"}
+    assert list(Permit.objects.filter(run__isnull=True).values_list("holder", flat=True)) == ["ext:living"]
+    ledger.assert_conserved()
+
+
+@pytest.fixture
+def short_idle_time(database_url: str) -> Iterator[None]:
+    """On the role, as a deployment sets it, so that it reaches sessions behind a pooler too."""
+    name = connection.ops.quote_name(connection.settings_dict["NAME"])
+    setting = f"ALTER ROLE CURRENT_USER IN DATABASE {name} "
+    with connection.cursor() as cursor:
+        cursor.execute(setting + f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+    connection.close()
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute(setting + "RESET idle_in_transaction_session_timeout")
+
+
+@pytest.mark.rule("A12", "A13", "G8")
+def test_a_driver_stopped_inside_an_admission_holds_the_fleet_up_for_the_time_out_at_most(
+    holder: Start, short_idle_time: None
+) -> None:
+    hot = ledger.make_tenant(3)
+    runs = ledger.submit(hot, 3)
+    other_tenant = ledger.make_tenant()
+    replica, driver = ledger.make_replica(), ledger.make_driver()
+    stopped = holder("pause", replica.pk, first="inside")
+    began = time.monotonic()
+    [unhindered] = ledger.submit(other_tenant)
+    assert len(runs) == 3
+    admitted = [a.run for a in ledger.admit_all(driver)]
+    held_up = time.monotonic() - began
+    print(f"held up for {held_up:.2f} s; time-out {IDLE_SECONDS} s")
+    assert held_up < IDLE_SECONDS + 1.5
+    assert unhindered in admitted
+    assert len(set(admitted) & set(runs)) == 2, "all but the run that the stopped one had picked"
+    ledger.until(lambda: len(ledger.admit_all(driver)) == 1, "the stopped driver's run was not given to another")
+    stopped.send_signal(signal.SIGCONT)
+    assert stopped.stdout is not None
+    assert stopped.stdout.readline().split()[0] == "undone"
+    assert ledger.in_flight(hot) == 3
+    assert set(Run.objects.filter(tenant=hot).values_list("driver_id", flat=True)) == {driver.id}
+    ledger.assert_conserved()
