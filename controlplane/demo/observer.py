@@ -84,7 +84,7 @@ class Ledger:
     def __init__(self, database_url: str, seen: Seen) -> None:
         self._url = database_url
         self._seen = seen
-        self._connection = psycopg.connect(database_url, autocommit=True)
+        self._connection = self._connect()
 
     def read(self, statement: str, parameter: list[Any]) -> list[Any]:
         """All rows; waits through an outage."""
@@ -94,14 +94,13 @@ class Ledger:
             except psycopg.OperationalError:
                 self._seen.outages += 1
                 self._connection.close()
-                self._reconnect()
+                self._connection = self._connect()
 
-    def _reconnect(self) -> None:
+    def _connect(self) -> psycopg.Connection[Any]:
         deadline = time.monotonic() + OUTAGE_SECONDS
         while True:
             try:
-                self._connection = psycopg.connect(self._url, autocommit=True)
-                return
+                return psycopg.connect(self._url, autocommit=True)
             except psycopg.OperationalError:
                 if time.monotonic() > deadline:
                     raise
