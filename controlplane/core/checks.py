@@ -158,7 +158,7 @@ def _fence(c: ControlPlaneSettings) -> list[Relation]:
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
     """Refuse settings that contradict each other, and warn of names that mean nothing."""
     messages: list[checks.CheckMessage] = [
-        checks.Error(text, hint="Change one of the two in the environment.", id=f"controlplane.{number}")
+        checks.Error(text, hint="Change what it names in the environment.", id=f"controlplane.{number}")
         for number, holds, text in (*_relations(conf()), *_ranges(conf()), *_fence(conf()))
         if not holds
     ]
