@@ -255,6 +255,10 @@ class SlotsReader:
         with self._server.connection() as connection:
             return parsing.snapshot(connection.script(self._script, self._keys, ()), connection.run_id)
 
+    def close(self) -> None:
+        """Close the connections that are idle."""
+        self._server.close()
+
 
 def _reason(answer: Sequence[Any]) -> Reason | None:
     if answer[0] in ("refused", "superseded", "changed"):

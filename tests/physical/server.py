@@ -16,6 +16,12 @@ BINARIES = {"redis": "/usr/bin/redis-server", "valkey": get_binary_path()}
 DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "save": ""}
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class OwnRedis:
     """One server process at a time, on one port, over one data directory."""
 
@@ -24,9 +30,7 @@ class OwnRedis:
         self.data = place / "data"
         self.data.mkdir(parents=True)
         self._options = {**DURABLE, **{name.replace("_", "-"): value for name, value in options.items()}}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.client = redis.Redis(port=self.port, decode_responses=True)
         self._process: subprocess.Popen[bytes] | None = None

@@ -101,7 +101,9 @@ class World:
         self._opened: list[PhysicalSlots] = []
         self.keys = Keys.of(self.entitlement().instance)
 
-    def entitlement(self, limit: int | None = None, generation: int | None = None, *, hosted: bool = True) -> Entitlement:
+    def entitlement(
+        self, limit: int | None = None, generation: int | None = None, *, hosted: bool = True
+    ) -> Entitlement:
         return Entitlement(
             self.instance_id,
             self.limit if limit is None else limit,
