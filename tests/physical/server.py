@@ -1,4 +1,4 @@
-"""A Redis or Valkey of a test's own, durable, that can be killed, restarted, wiped and put back to an earlier state."""
+"""A Redis or Valkey of a test's own, durable, that can be killed, restarted, wiped and put back to an older state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has to be looked at before anything begins: the server, its settings, its data, the containers that are there."""
+"""What has to be looked at before anything begins: the server, its settings, its data, the containers there are."""
 
 from __future__ import annotations
 
@@ -251,7 +251,12 @@ def test_the_generation_is_kept_outside_before_redis_learns_of_it(make_world: Ma
     new = world.process(limit=6, generation=1)
     new.ensure_verified()
     mortal.pause()
-    install = threading.Thread(target=lambda: pytest.raises(Unavailable, new.install))
+
+    def unanswered() -> None:
+        with pytest.raises(Unavailable):
+            new.install()
+
+    install = threading.Thread(target=unanswered)
     install.start()
     deadline = time.monotonic() + 4
     while (mark := world.record.generation()) is None or mark.generation != 1:

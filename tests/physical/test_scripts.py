@@ -297,7 +297,7 @@ def test_another_daemon_is_refused_even_with_a_higher_generation(world: World) -
     world.record.daemon = "engine-1/nonce-2"
     for generation in (0, 1):
         other = world.process(generation=generation)
-        for call in (lambda: other.acquire(new_token(), "b"), other.install):
+        for call in (lambda o=other: o.acquire(new_token(), "b"), other.install):
             with pytest.raises(Refused, match="point DOCKER_HOST"):
                 call()
         assert other.fence_expired().reason is Reason.DAEMON

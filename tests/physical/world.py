@@ -1,7 +1,8 @@
-"""One instance as its processes see it: a server, the record on the daemon, and what a listing of containers answers."""
+"""One instance as its processes see it: a server, the record on the daemon, what a listing of containers answers."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -52,10 +53,8 @@ class DirectoryRecord:
         path = self._place / f"{kind}-{number:015}.json"
         own = self._place / f".{secrets.token_hex(4)}"
         own.write_text(json.dumps(values))
-        try:
+        with contextlib.suppress(FileExistsError):
             os.link(own, path)
-        except FileExistsError:
-            pass
         own.unlink()
         found: dict[str, Any] = json.loads(path.read_text())
         return found
