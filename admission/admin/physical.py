@@ -127,8 +127,8 @@ def drawn(view: SlotsView) -> dict[str, Any]:
         "newest": view.processes[0] if view.processes else None,
         "newest_age": ago(view.processes[0].age_seconds, view.as_of) if view.processes else "",
         "processes": [_process(p, view) for p in view.processes],
-        "request": view.request,
-        "request_age": ago(view.request.age_seconds, view.as_of) if view.request else "",
+        "asked": view.request,
+        "asked_age": ago(view.request.age_seconds, view.as_of) if view.request else "",
     }
 
 
