@@ -20,13 +20,12 @@ from admission.models import PhysicalReport
 from admission.physical.entitlement import TIERS, Entitlement, Unrestricted
 from admission.physical.protocol import HOLD_SECONDS
 from admission.physical.results import Holder, Waiter
-from admission.services.physical import Process, SlotsView, read_slots, reconcile_now
+from admission.services.physical import SILENT_SECONDS, Process, SlotsView, read_slots, reconcile_now
 from controlplane.admin_base import ReadOnlyAdmin, render
 from controlplane.admin_base.verbs import Order, Outcome, Preview, Verb
 
 REFRESH_SECONDS = 2
 SHOWN_WAITERS = 50
-SILENT_SECONDS = 120.0
 STATE_TONES = {"reserved": "ready", "running": "run", "recovering": "warn"}
 
 
