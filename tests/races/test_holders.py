@@ -16,6 +16,7 @@ from django.db import connection
 
 from admission.models import Attempt, Permit, Run
 from admission.services.reaping import reap_outside_permits, reap_run_permits
+from controlplane.embedded.postgres import ROLE_SETTINGS
 from tests import ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -96,22 +97,26 @@ def test_a_killed_holders_permits_are_back_within_the_lapse_and_no_living_holder
 
 
 @pytest.fixture
-def short_idle_time(database_url: str) -> Iterator[None]:
-    """On the role, as a deployment sets it, so that it reaches sessions behind a pooler too."""
+def set_time_outs(database_url: str) -> Iterator[Callable[..., None]]:
+    """On the role, as a deployment sets them, so that they reach sessions behind a pooler too."""
     name = connection.ops.quote_name(connection.settings_dict["NAME"])
-    setting = f"ALTER ROLE CURRENT_USER IN DATABASE {name} "
+    role = f"ALTER ROLE CURRENT_USER IN DATABASE {name} "
+
+    def set_all(**time_outs: str) -> None:
+        with connection.cursor() as cursor:
+            for setting, value in time_outs.items():
+                cursor.execute(f"{role} SET {setting} = '{value}'")
+        # New ones for those who had none of it, the pooler's included.
+        ledger.end_other_sessions()
+        connection.close()
+
+    yield set_all
     with connection.cursor() as cursor:
-        cursor.execute(setting + f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
-    connection.close()
-    yield
-    with connection.cursor() as cursor:
-        cursor.execute(setting + "RESET idle_in_transaction_session_timeout")
+        cursor.execute(role + "RESET ALL")
 
 
-@pytest.mark.rule("A12", "A13", "G8")
-def test_a_driver_stopped_inside_an_admission_holds_the_fleet_up_for_the_time_out_at_most(
-    holder: Start, short_idle_time: None
-) -> None:
+def stopped_inside_an_admission_holds_others_up(holder: Start, seconds: float) -> None:
+    """For the time-out at most; then its run and its permit are as free as before."""
     hot = ledger.make_tenant(3)
     runs = ledger.submit(hot, 3)
     other_tenant = ledger.make_tenant()
@@ -120,16 +125,43 @@ def test_a_driver_stopped_inside_an_admission_holds_the_fleet_up_for_the_time_ou
     began = time.monotonic()
     [unhindered] = ledger.submit(other_tenant)
     assert len(runs) == 3
-    admitted = [a.run for a in ledger.admit_all(driver)]
+    admitted: set[int] = set()
+
+    def others_served() -> bool:
+        """Everything but the run that the stopped one had picked. A lock's time-out may end the first try early."""
+        admitted.update(a.run for a in ledger.admit_all(driver))
+        return unhindered in admitted and len(admitted & set(runs)) >= 2
+
+    ledger.until(others_served, "the fleet stands still")
     held_up = time.monotonic() - began
-    print(f"held up for {held_up:.2f} s; time-out {IDLE_SECONDS} s")
-    assert held_up < IDLE_SECONDS + 1.5
-    assert unhindered in admitted
-    assert len(set(admitted) & set(runs)) == 2, "all but the run that the stopped one had picked"
-    ledger.until(lambda: len(ledger.admit_all(driver)) == 1, "the stopped driver's run was not given to another")
+    print(f"held up for {held_up:.2f} s; time-out {seconds} s")
+    assert held_up < seconds + 1.5
+
+    def all_served() -> bool:
+        admitted.update(a.run for a in ledger.admit_all(driver))
+        return admitted == {unhindered, *runs}
+
+    ledger.until(all_served, "the stopped driver's run was not given to another")
     stopped.send_signal(signal.SIGCONT)
     assert stopped.stdout is not None
     assert stopped.stdout.readline().split()[0] == "undone"
     assert ledger.in_flight(hot) == 3
     assert set(Run.objects.filter(tenant=hot).values_list("driver_id", flat=True)) == {driver.id}
     ledger.assert_conserved()
+
+
+@pytest.mark.rule("A12", "A13", "G8")
+def test_a_driver_stopped_inside_an_admission_holds_the_fleet_up_for_the_time_out_at_most(
+    holder: Start, set_time_outs: Callable[..., None]
+) -> None:
+    set_time_outs(idle_in_transaction_session_timeout=f"{IDLE_SECONDS}s")
+    stopped_inside_an_admission_holds_others_up(holder, IDLE_SECONDS)
+
+
+@pytest.mark.soak
+@pytest.mark.rule("A12", "A13", "G8")
+def test_with_the_time_outs_as_delivered_a_stopped_driver_holds_the_fleet_up_for_ten_seconds_at_most(
+    holder: Start, set_time_outs: Callable[..., None]
+) -> None:
+    set_time_outs(**ROLE_SETTINGS)
+    stopped_inside_an_admission_holds_others_up(holder, 10)
