@@ -106,8 +106,12 @@ def set_time_outs(database_url: str) -> Iterator[Callable[..., None]]:
         with connection.cursor() as cursor:
             for setting, value in time_outs.items():
                 cursor.execute(f"{role} SET {setting} = '{value}'")
-        # New ones for those who had none of it, the pooler's included.
-        ledger.end_other_sessions()
+        # A session keeps what it began with: also the one that a pooler has just served us with, and serves others by.
+        with ledger.connected() as direct:
+            direct.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
         connection.close()
 
     yield set_all
