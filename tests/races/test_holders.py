@@ -78,7 +78,7 @@ def holder(database_url: str, settings: Any) -> Iterator[Start]:
 
 
 def a_killed_holders_permits_come_back(holder: Start, settings: Any, windows: Windows, *, calm: float) -> None:
-    """Within the lapse of its last renewal. The living holder beside it loses nothing, nor for `calm` seconds after."""
+    """Within the lapse of its last renewal. The living holder beside it loses nothing, nor for `calm` seconds on."""
     settings.CONTROLPLANE = {**settings.CONTROLPLANE, **windows.settings()}
     tenant = ledger.make_tenant(6)
     ledger.submit(tenant, 4)
