@@ -56,7 +56,7 @@ class ReplicaProcess:
         self._dead = threading.Event()
         driver = replica_driver(self._replica)
         self._envelope = MachineEnvelope(driver, self._identity.machine, lambda: len(self._driver.held))
-        control = DatabaseControl(driver, self._envelope.narrow)
+        control = DatabaseControl(self._envelope.bounding(), self._envelope.narrow)
         labels = {LABEL_DRIVER: str(self._replica.incarnation)}
         self._fence = make_replica_fence(self._executor, labels, _log_event, registered_at)
         self._driver = Driver(
