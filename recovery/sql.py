@@ -73,14 +73,14 @@ WHERE replica_id = %(replica)s AND claimant = %(claimant)s RETURNING replica_id
 
 # Open runs of a dead incarnation, a batch at a time. Index: run_driver.
 READ_ORPHANS: Final = """
-SELECT id, epoch, state FROM admission_run
+SELECT id, epoch, attempt, state FROM admission_run
 WHERE driver_kind = 'replica' AND driver_id = %(replica)s AND state IN ('admitted', 'running') AND id > %(after)s
 ORDER BY id LIMIT %(limit)s
 """
 
 # Open runs whose replica has no row any more (restored or legacy data). Index: run_driver.
 READ_OWNERLESS: Final = """
-SELECT r.id, r.epoch, r.state FROM admission_run r
+SELECT r.id, r.epoch, r.attempt, r.state FROM admission_run r
 WHERE r.driver_kind = 'replica' AND r.state IN ('admitted', 'running')
   AND NOT EXISTS (SELECT FROM recovery_replica d WHERE d.id = r.driver_id)
 ORDER BY r.id LIMIT %(limit)s

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from controlplane.core.conf import conf
 from controlplane.core.identity import machine_id, proven_gone
-from controlplane.core.sql import Row
-from recovery.services.reconcile import LeftoversRemain, Sweep
+from recovery.services.orphans import Dead, LeftoversRemain, Sweep
 from runners.agent.executors.base import Executor, ExecutorError
 from runners.agent.executors.process import ProcessExecutor
 
@@ -40,15 +39,15 @@ def make_sweep(executor: Executor) -> Sweep:
     From another machine nothing can be removed: the excess is bounded by what the dead driver ran, as documented.
     """
 
-    def sweep(dead: Row) -> None:
-        if dead["machine"] != machine_id() or dead["executor"] != executor.name:
+    def sweep(dead: Dead) -> None:
+        if dead.machine != machine_id() or dead.executor != executor.name:
             return
-        gone = proven_gone(machine=dead["machine"], boot=dead["boot_id"], pid=dead["pid"], pid_start=dead["pid_start"])
+        gone = proven_gone(machine=dead.machine, boot=dead.boot_id, pid=dead.pid, pid_start=dead.pid_start)
         if not gone:
             # Paused, not dead: its containers are its own to stop when it wakes and finds itself superseded.
             return
         try:
-            executor.sweep({LABEL_DRIVER: str(dead["incarnation"])})
+            executor.sweep({LABEL_DRIVER: dead.incarnation})
         except ExecutorError as error:
             raise LeftoversRemain(f"what it executed could not be removed yet: {error}") from error
 

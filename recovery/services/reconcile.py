@@ -6,7 +6,7 @@ Runs at boot and every minute on every replica, not only on a leader: a claim pe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from django.db import DatabaseError, transaction
@@ -20,6 +20,8 @@ from controlplane.core.sql import Row, one, rows
 from recovery import sql
 from recovery.models import RecoveryAction
 from recovery.services.deaths import declare_and_claim
+from recovery.services.orphans import Adopt, Dead, Finding, LeftoversRemain, Orphan, Sweep
+from runners.agent.assignment import RunKey
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +34,21 @@ DRIVER_ABSENT = Cause("driver_absent", sql.DRIVER_ABSENT)
 OUTCOMES = {RunState.QUEUED: "requeued", RunState.INTERRUPTED: "interrupted"}
 
 
-class LeftoversRemain(Exception):
-    """What the dead driver executed could not be confirmed gone; its runs wait for the next tick."""
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """Who reconciles, and what it can do on its machine. `manage.py recover` has neither: it never drives."""
 
-
-Sweep = Callable[[Row], None]
-"""Removes what the dead incarnation left on this machine, or raises LeftoversRemain."""
+    claimant: str
+    by: str
+    adopt: Adopt | None
+    sweep: Sweep | None
 
 
 @dataclass(slots=True)
 class Report:
     """What one pass did, and what it deliberately left alone, and why."""
 
+    adopted: int = 0
     requeued: int = 0
     interrupted: int = 0
     cancelled: int = 0
@@ -59,7 +64,9 @@ class Report:
 
     def did_something(self) -> bool:
         """Whether the pass is worth a line in the log: it moved a run, or had to put one off."""
-        return bool(self.requeued or self.interrupted or self.cancelled or self.deferred or self.finished)
+        return bool(
+            self.adopted or self.requeued or self.interrupted or self.cancelled or self.deferred or self.finished
+        )
 
 
 def read_situation(self_id: int | None) -> list[Row]:
@@ -77,7 +84,13 @@ def read_situation(self_id: int | None) -> list[Row]:
 
 
 def reconcile(
-    *, claimant: str, by: str, self_id: int | None = None, sweep: Sweep | None = None, dry_run: bool = False
+    *,
+    claimant: str,
+    by: str,
+    self_id: int | None = None,
+    adopt: Adopt | None = None,
+    sweep: Sweep | None = None,
+    dry_run: bool = False,
 ) -> Report:
     """One pass. An unreadable live set means that everyone may be alive: nothing is touched, `error` says so (R4)."""
     report = Report()
@@ -92,7 +105,7 @@ def reconcile(
             report.left_alone.append({"replica": dead["name"], "why": "dry run"})
             continue
         if _claim(dead, claimant, report):
-            _reconcile_one(dead, claimant, by, sweep, report)
+            _reconcile_one(dead, Hands(claimant, by, adopt, sweep), report)
     if not dry_run:
         _take_ownerless(by, report)
         if any(dead["expired"] for dead in situation):
@@ -114,34 +127,68 @@ def _claim(dead: Row, claimant: str, report: Report) -> bool:
     return False
 
 
-def _reconcile_one(dead: Row, claimant: str, by: str, sweep: Sweep | None, report: Report) -> None:
+def _reconcile_one(dead: Row, hands: Hands, report: Report) -> None:
     if is_strict() and not dead["stale"]:
         report.deferred += 1
         left = conf().replica_stale_seconds - dead["silent_seconds"]
         why = f"strict fencing: what it executes is stopped for certain in {max(left, 0):.0f} s; its runs wait"
         report.left_alone.append({"replica": dead["name"], "why": why})
         return
+    found: dict[RunKey, Finding] = {}
     try:
-        if sweep is not None:
-            sweep(dead)
+        if hands.adopt is not None:
+            for orphans in _orphans(dead, hands, report):
+                found.update(_adopt(hands.adopt, dead, orphans, hands, report))
+        if hands.sweep is not None:
+            hands.sweep(_dead(dead))
     except LeftoversRemain as left:
         report.deferred += 1
         report.left_alone.append({"replica": dead["name"], "why": str(left)})
-        _note(by, dead["name"], None, "deferred", str(left))
+        _note(hands.by, dead["name"], None, "deferred", str(left))
         return
+    for orphans in _orphans(dead, hands, report):
+        rest = [orphan for orphan in orphans if orphan.key not in found]
+        _take(rest, DRIVER_DEAD_FENCED if is_strict() else DRIVER_DEAD, dead["name"], hands.by, report)
+    _finish(dead, hands, report)
+
+
+def _orphans(dead: Row, hands: Hands, report: Report) -> Iterator[list[Orphan]]:
+    """Batches, for as long as the claim is ours: it is renewed before each."""
     after = 0
     while True:
-        if one(sql.RENEW_CLAIM, {"replica": dead["id"], "claimant": claimant}) is None:
+        if one(sql.RENEW_CLAIM, {"replica": dead["id"], "claimant": hands.claimant}) is None:
             report.left_alone.append({"replica": dead["name"], "why": "the claim went to another"})
             return
         limit = conf().recovery_batch_size
-        orphans = rows(sql.READ_ORPHANS, {"replica": dead["id"], "after": after, "limit": limit})
-        if not orphans:
-            break
-        after = orphans[-1]["id"]
-        _take(orphans, DRIVER_DEAD_FENCED if is_strict() else DRIVER_DEAD, dead["name"], by, report)
+        found = rows(sql.READ_ORPHANS, {"replica": dead["id"], "after": after, "limit": limit})
+        if not found:
+            return
+        after = found[-1]["id"]
+        yield [Orphan(row["id"], row["epoch"], row["attempt"], row["state"]) for row in found]
+
+
+def _dead(row: Row) -> Dead:
+    known = {name: row[name] for name in Dead.__slots__}
+    return Dead(**{**known, "incarnation": str(row["incarnation"])})
+
+
+def _adopt(
+    adopt: Adopt, dead: Row, orphans: Sequence[Orphan], hands: Hands, report: Report
+) -> Mapping[RunKey, Finding]:
+    found = adopt(_dead(dead), orphans)
+    for key, finding in found.items():
+        _note(hands.by, dead["name"], key.run, finding.outcome, finding.why)
+        if finding.outcome == "adopted":
+            report.adopted += 1
+        else:
+            report.deferred += 1
+            report.left_alone.append({"replica": dead["name"], "why": f"run {key.run}: {finding.why}"})
+    return found
+
+
+def _finish(dead: Row, hands: Hands, report: Report) -> None:
     with transaction.atomic():
-        ours = one(sql.DROP_CLAIM, {"replica": dead["id"], "claimant": claimant}) is not None
+        ours = one(sql.DROP_CLAIM, {"replica": dead["id"], "claimant": hands.claimant}) is not None
         finished = ours and one(sql.FINISH, {"replica": dead["id"]}) is not None
         if finished:
             forget_probe(DriverKind.REPLICA, dead["id"])
@@ -150,13 +197,14 @@ def _reconcile_one(dead: Row, claimant: str, by: str, sweep: Sweep | None, repor
 
 
 def _take_ownerless(by: str, report: Report) -> None:
-    orphans = rows(sql.READ_OWNERLESS, {"limit": conf().recovery_batch_size})
+    found = rows(sql.READ_OWNERLESS, {"limit": conf().recovery_batch_size})
+    orphans = [Orphan(row["id"], row["epoch"], row["attempt"], row["state"]) for row in found]
     if orphans:
         _take(orphans, DRIVER_ABSENT, "(no replica row)", by, report)
 
 
-def _take(orphans: list[Row], cause: Cause, replica: str, by: str, report: Report) -> None:
-    holds = [(o["id"], o["epoch"]) for o in orphans]
+def _take(orphans: Sequence[Orphan], cause: Cause, replica: str, by: str, report: Report) -> None:
+    holds = [(o.run, o.epoch) for o in orphans]
     with transaction.atomic():
         window = {"stale_seconds": conf().replica_stale_seconds}
         taken = take_away(holds, cause, detail=f"replica {replica} died", parameters=window)

@@ -17,7 +17,8 @@ from admission.services.runs import HoldVerdict, Settlement, renew_runs, settle_
 from controlplane.core.identity import boot_id, current_process, machine_id
 from recovery.models import RecoveryAction, RecoveryClaim, Replica
 from recovery.services.deaths import declare_and_claim
-from recovery.services.reconcile import LeftoversRemain, Report, reconcile
+from recovery.services.orphans import Dead, LeftoversRemain
+from recovery.services.reconcile import Report, reconcile
 from recovery.services.replicas import (
     Machine,
     ReplicaIdInUse,
@@ -193,7 +194,7 @@ def test_leftovers_that_cannot_be_removed_defer_the_runs(make_tenant: Callable[.
     ledger.admit_all(replica_driver(dead))
     silence(dead)
 
-    def refuses(row: dict[str, Any]) -> None:
+    def refuses(dead: Dead) -> None:
         raise LeftoversRemain("the daemon is away")
 
     report = one_pass("me", sweep=refuses)
