@@ -123,6 +123,26 @@ DRIVER_ABSENT: Final = (
     "r.driver_kind = 'replica' AND NOT EXISTS (SELECT FROM recovery_replica d WHERE d.id = r.driver_id)"
 )
 
+# Why a run is adopted: the driver that left it was declared dead, which is final, or its row is gone even.
+DRIVER_GONE: Final = (
+    "r.driver_kind = 'replica' AND r.driver_id = %(dead)s AND NOT EXISTS ("
+    "SELECT FROM recovery_replica d WHERE d.id = r.driver_id AND d.declared_dead_at IS NULL)"
+)
+
+# A replica that adopts lives, and may not be declared dead before its adoptions committed: then they are seen. Unlike
+# LOCK_DRIVER also while it drains: what it adopts is executed anyway. 0 rows: declared dead. Index: primary key.
+LOCK_ADOPTER: Final = """
+SELECT id FROM recovery_replica WHERE id = %(replica)s AND declared_dead_at IS NULL FOR KEY SHARE
+"""
+
+# What a dead replica drove and had not made itself, and now nobody drives: it had adopted it. Index: run_driver,
+# attempt_number.
+READ_HEIRLOOMS: Final = """
+SELECT r.id, r.attempt, t.maker FROM admission_run r
+JOIN admission_attempt t ON t.run_id = r.id AND t.number = r.attempt
+WHERE r.driver_kind = 'replica' AND r.driver_id = %(dead)s AND r.state = 'running' AND t.maker <> %(incarnation)s
+"""
+
 # Replicas as others see them, those heard last, with how many slots each has in use, and what its machine had by the
 # newest fresh sample (none: all of the envelope). No locks. Index: replica_beat, run_driver, probe_machine.
 READ_FACTS: Final = """

@@ -210,7 +210,7 @@ def adopt_runs(
     """Drive these runs on from where their dead drivers left them (T7, "adopted"), where the cause still holds.
 
     Same attempt, same permit. Called in the transaction that has locked the new driver's row, alive, FOR KEY SHARE: no
-    declaration of its death commits in between, and none after it misses these runs. Returns the new hold for each old.
+    declaration of its death commits in between, and a later one finds these runs. Returns the new hold for each old.
     """
     if not holds:
         return {}

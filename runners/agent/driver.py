@@ -115,7 +115,7 @@ class Driver:
     def _displace(self, hold: Hold) -> None:
         """Its run has moved on: stopped, unless it goes on in the same attempt under another driver (rule R12).
 
-        Raises what the control plane raises: not knowing which, it is neither stopped nor let go until it is asked again.
+        Raises what the control plane raises: not knowing which, it is neither stopped nor let go, and asked again.
         """
         if hold.moved_on:
             return

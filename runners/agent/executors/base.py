@@ -95,10 +95,6 @@ class Executor(Protocol):
         `may_start` is asked when what is made can be found by its labels, and before any of it is executed.
         """
 
-    @property
-    def place(self) -> str:
-        """Names where its executions live on when their driver is gone; '' when they end with it."""
-
     def look(self, labels: Mapping[str, str]) -> list[Made]:
         """What earlier processes with all these labels made and what is still there, in whatever state."""
 

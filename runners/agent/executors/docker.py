@@ -75,11 +75,6 @@ class DockerExecutor:
         execution.begin(self._before_start, may_start)
         return execution
 
-    @property
-    def place(self) -> str:
-        """See `Executor.place`: the daemon keeps containers, whoever made them."""
-        return self.daemon.id
-
     def look(self, labels: Mapping[str, str]) -> list[Made]:
         """See `Executor.look`."""
         return look(self.adapter, labels)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BeforeAdopt = Callable[[str, str], None]
-"""Called with the token and the full container id before its state is read; an `ExecutorError` forbids the adoption."""
+"""Called with the token and the full container id before its state is read; an `ExecutorError` forbids to adopt."""
 RETRY_SECONDS = 1.0
 _ADOPTABLE = {"running", "paused", "exited"}
 

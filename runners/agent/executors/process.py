@@ -120,13 +120,8 @@ class ProcessExecutor:
                 raise
             raise ExecutorError(f"run {assignment.run} cannot be started as a process: {error}") from error
 
-    @property
-    def place(self) -> str:
-        """See `Executor.place`: the shim ends what it runs when its driver is gone."""
-        return ""
-
     def look(self, labels: Mapping[str, str]) -> list[Made]:
-        """See `Executor.look`: nothing that could be adopted outlives its driver."""
+        """See `Executor.look`: the shim ends what it runs when its driver is gone, so nothing could be adopted."""
         return []
 
     def adopt(self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str]) -> Execution:
