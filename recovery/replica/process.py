@@ -24,8 +24,9 @@ from recovery.replica.fence import make_replica_fence
 from recovery.replica.holds import HoldKeeper
 from recovery.replica.leading import Leading, own_loop
 from recovery.replica.ticking import Ticking, cryptographic_jitter
-from recovery.services.reconcile import Report, reconcile
+from recovery.services.reconcile import reconcile
 from recovery.services.replicas import Machine, beat, leave, register_replica, replica_driver
+from recovery.services.reporting import Report
 from runners.agent.clock import now
 from runners.agent.driver import Driver
 from runners.database_control import DatabaseControl
@@ -125,7 +126,11 @@ class ReplicaProcess:
 
     def _reconcile(self) -> None:
         report: Report = reconcile(
-            claimant=str(self._replica.incarnation), by=self._name, self_id=self._replica.pk, sweep=self._sweep
+            claimant=str(self._replica.incarnation),
+            by=self._name,
+            self_id=self._replica.pk,
+            machine=self._identity.machine,
+            sweep=self._sweep,
         )
         if report.did_something() or report.error:
             log.info("recovery.pass", extra={"report": report.as_dict()})
