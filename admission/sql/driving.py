@@ -74,7 +74,7 @@ ORDER BY r.id
 
 # T7 where what the old driver started goes on under a new one (rule R10): the same attempt, the same permits, renewed;
 # the epoch rises. `{cause}` is judged again here, under the row lock. Only what was started: of an admitted run there
-# is nothing. A pending cancel and the deadlines stay as they are. The new driver's row is locked before, FOR KEY SHARE.
+# is nothing. A pending cancel and the deadlines stay as they are. The new driver's row is locked before (KEY SHARE).
 # A missing run in the answer: it has moved on, or the cause is not true of it. Locks: runs in order, their attempts,
 # their permits. Index: primary key, attempt_number, permit_run.
 ADOPT_RUNS: Final = """

@@ -42,8 +42,8 @@ class Legacy:
     def adopt(self, dead: Dead, orphans: Sequence[Orphan]) -> Mapping[RunKey, Finding]:
         """Look first: what still runs, or has ended with its output kept, goes on under this replica.
 
-        Never what a merely silent process executes: it may wake. Not under strict fencing: its watchdog outlives it and
-        removes everything at once. Beyond the slots too: it is executed anyway, and claims wait for room.
+        Never what a merely silent process executes: it may wake. Not under strict fencing: its watchdog outlives it
+        and removes everything at once. Beyond the slots too: it is executed anyway, and claims wait for room.
         """
         if is_strict() or not self._within_reach(dead):
             return {}

@@ -74,14 +74,13 @@ class HoldKeeper:
         return row["state"] == RunState.RUNNING and row["maker"] is not None and row["maker"] != own
 
     def _take_over(self, row: Row) -> None:
-        """Its time counts from its start, by the database's clock; our clock was read before, so it only ends earlier."""
+        """Its time counts from its start, by the database; our clock was read before, so it can only end earlier."""
         maker = {LABEL_DRIVER: str(row["maker"])}
         self._driver.take_over(_assignment(row), maker, self._read_at + row["left"])
 
     def abandon(self) -> None:
-        """This incarnation was declared dead: stop, or let go, what has moved on; leave the rest until it has."""
-        held = set(self._driver.held)
-        for key in held - self._read():
+        """Stop everything but what a successor adopted, report nothing: this incarnation was declared dead."""
+        for key in self._driver.held:
             self._driver.apply(key, Verdict.SUPERSEDED)
 
 

@@ -25,17 +25,16 @@ from recovery.replica.fence import make_replica_fence
 from recovery.replica.holds import HoldKeeper
 from recovery.replica.leading import Leading, own_loop
 from recovery.replica.ticking import Ticking, cryptographic_jitter
-from recovery.services.reconcile import Report, reconcile
+from recovery.services.reconcile import reconcile
 from recovery.services.replicas import Machine, beat, leave, register_replica, replica_driver
+from recovery.services.reporting import Report
 from runners.agent.clock import now
-from runners.agent.control import ControlUnavailable
 from runners.agent.driver import Driver
 from runners.database_control import DatabaseControl
 
 log = logging.getLogger(__name__)
 
 SETTLED_SECONDS = 60.0
-MOVED_ON_SECONDS = 0.5
 EXIT_DECLARED_DEAD = 75
 """Temporary failure: the supervisor starts it again, as a new incarnation."""
 
@@ -127,12 +126,13 @@ class ReplicaProcess:
             self._fence.vouched(asked)
 
     def _reconcile(self) -> None:
-        if self._stop.is_set() or self._dead.is_set():
+        if self._stop.is_set():
             return  # what it adopted or claimed now, it would soon leave to others again
         report: Report = reconcile(
             claimant=str(self._replica.incarnation),
             by=self._name,
             self_id=self._replica.pk,
+            machine=self._identity.machine,
             adopt=self._legacy.adopt,
             sweep=self._legacy.sweep,
         )
@@ -161,22 +161,10 @@ class ReplicaProcess:
         return 0 if drained and left else 1
 
     def _abandon(self) -> int:
-        """Declared dead: write nothing under this incarnation, stop what has moved on, come back as another.
-
-        What the ledger still shows under this incarnation keeps its permit, so it may go on until somebody decides:
-        who declared this death, or who succeeds them. After that long nobody will: then all is stopped.
-        """
+        """Declared dead: write nothing under this incarnation, stop what has moved on, come back as another."""
         self._leading.stop()
-        self._driver.fall_silent()
-        until = now() + conf().recovery_claim_ttl_seconds + 2 * conf().recovery_interval_seconds
-        while self._driver.held and now() < until and not self._now.is_set():
-            try:
-                self._keeper.abandon()
-            except (DatabaseError, ControlUnavailable):
-                log.exception("replica.abandon_unread")
-                connection.close()
-            time.sleep(MOVED_ON_SECONDS)
-        gone = self._driver.stop_now(SETTLED_SECONDS)
+        self._keeper.abandon()
+        gone = self._driver.drain(SETTLED_SECONDS)
         for loop in self._loops:
             loop.stop()
         log.warning("replica.abandoned", extra={"replica": self._name, "stopped_all": gone})

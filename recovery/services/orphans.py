@@ -55,9 +55,9 @@ class Finding:
 
 
 Adopt = Callable[[Dead, Sequence[Orphan]], Mapping[RunKey, Finding]]
-"""Asked for each batch of a dead incarnation's orphans, while the right to reconcile them is ours, before the sweep and
-before anything is taken away. Keys are those of the orphans as given (old epoch). What it does not name is taken away.
-"""
+"""Asked for each batch of a dead incarnation's orphans, while the right to reconcile them is ours, before the sweep
+and before anything is taken away. Keys are those of the orphans as given (old epoch). What it does not name is taken
+away."""
 
 Sweep = Callable[[Dead], None]
 """Removes what the dead incarnation left on this machine, or raises LeftoversRemain. It comes after `Adopt`: what goes

@@ -149,18 +149,6 @@ class Driver:
         self._lifecycle.begin(hold, self._labels_of(assignment))
         return True
 
-    def fall_silent(self) -> None:
-        """Declared dead: nothing is written under this identity any more. What runs goes on until `apply` tells that
-        its run has moved on (rule R12); what is not made yet is not made."""
-        self._draining = True
-        for loop in self._loops:
-            loop.stop()
-        # A claim under way may bring something still; it is not waited for any longer than a claim takes.
-        with self._claiming:
-            for hold in self._holds.all():
-                if hold.mute() in {Phase.CLAIMED, Phase.REPORTING}:
-                    self._release(hold)
-
     def reconcile(self, read_open: Callable[[], Collection[RunKey]]) -> list[RunKey]:
         """Compare with the control plane's rows: stop what is not open any more, return what we do not know.
 

@@ -77,16 +77,6 @@ class Hold:
         if execution is not None:
             execution.let_go()
 
-    def mute(self) -> Phase:
-        """Nothing is reported of it any more; what runs is left as it is, what is not there yet is not made."""
-        with self._lock:
-            self.superseded = True
-            if self.phase is not Phase.RUNNING:
-                self.stop_reason = self.stop_reason or "superseded"
-            phase = self.phase
-        self.logs.discard()
-        return phase
-
     @property
     def moved_on(self) -> bool:
         """It was told that its run has moved on, and does what follows."""
