@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from django.db import transaction
-
 from admission.drivers import Driver
-from admission.services.runs import Cause, adopt_runs, read_open_attempts
+from admission.services.runs import read_open_attempts
 from admission.states import DriverKind, RunState
 from controlplane.core.fencing import is_strict
 from controlplane.core.identity import machine_id, proven_gone
-from controlplane.core.sql import one, rows
+from controlplane.core.sql import rows
 from recovery import sql
 from recovery.replica.executor import LABEL_DRIVER
+from recovery.services.adopting import claim_orphans
 from recovery.services.orphans import Dead, Finding, LeftoversRemain, Orphan
 from runners.agent.assignment import RunKey
 from runners.agent.driver import LABEL_ATTEMPT, LABEL_RUN
@@ -27,7 +26,6 @@ from runners.agent.executors.base import Executor, ExecutorError, Made
 
 log = logging.getLogger(__name__)
 
-DRIVER_GONE = Cause("driver_dead", sql.DRIVER_GONE)
 Attempt = tuple[int, int]
 """(run, number)"""
 
@@ -54,7 +52,7 @@ class Legacy:
             why = f"the daemon does not say what is left of it: {error}"
             return {orphan.key: Finding("deferred", why) for orphan in started}
         there = [orphan for orphan in started if (orphan.run, orphan.attempt) in found]
-        adopted = self._claim(dead, there)
+        adopted = claim_orphans(self._driver, dead, there)
         log.info("recovery.adopted", extra={"replica": dead.name, "looked_at": len(started), "adopted": len(adopted)})
         why = f"its container goes on under {self._driver.name}"
         return {RunKey(*hold): Finding("adopted", why) for hold in adopted}
@@ -92,16 +90,6 @@ class Legacy:
                 if makers.get((each.run, each.attempt)) == maker:
                     made.setdefault((each.run, each.attempt), []).append(each)
         return {attempt for attempt, found in made.items() if len(found) == 1 and found[0].adoptable}
-
-    def _claim(self, dead: Dead, orphans: Sequence[Orphan]) -> list[Attempt]:
-        """The holds, as they were, that are this replica's now."""
-        if not orphans:
-            return []
-        with transaction.atomic():
-            if one(sql.LOCK_ADOPTER, {"replica": self._driver.id}) is None:
-                return []
-            holds = [(orphan.run, orphan.epoch) for orphan in orphans]
-            return list(adopt_runs(self._driver, holds, DRIVER_GONE, parameters={"dead": dead.id}))
 
     def _driven_on(self, dead: Dead, made: Sequence[Made]) -> set[str]:
         """The ids of those whose attempt is open under another driver: not leftovers."""
