@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -161,8 +162,9 @@ class Followed(Attached):
 
     def _copy(self) -> None:
         try:
-            for data in self._output:
-                _write_all(self._into, data)
+            with closing(self._output):
+                for data in self._output:
+                    _write_all(self._into, data)
         except BrokenPipeError:
             return  # Nobody reads any more: it was removed, or let go.
         except ExecutorError as error:
