@@ -58,6 +58,15 @@ class HoldKeeper:
         if give:
             self._control.give_back(give, "held by this replica without its knowledge")
 
+    def follow(self) -> bool:
+        """This incarnation was declared dead: stop each execution once its row has moved on. True: none is left.
+
+        The only place that stops executions of a dead incarnation one by one: what a successor adopted under the same
+        attempt is to be let go here instead.
+        """
+        self._driver.reconcile(self._read)
+        return not self._driver.held
+
     def abandon(self) -> None:
         """Stop everything, report nothing: this incarnation was declared dead."""
         for key in self._driver.held:
