@@ -78,6 +78,14 @@ class HoldKeeper:
         maker = {LABEL_DRIVER: str(row["maker"])}
         self._driver.take_over(_assignment(row), maker, self._read_at + row["left"])
 
+    def follow(self) -> bool:
+        """This incarnation was declared dead: stop each execution once its row has moved on. True: none is left.
+
+        What a successor adopted under the same attempt is let go instead, see `Driver.apply`.
+        """
+        self._driver.reconcile(self._read)
+        return not self._driver.held
+
     def abandon(self) -> None:
         """Stop everything but what a successor adopted, report nothing: this incarnation was declared dead."""
         for key in self._driver.held:
