@@ -384,9 +384,10 @@ attempted AS (
     FROM made m
 ),
 permitted AS (
-    INSERT INTO admission_permit (tenant_id, scope, key, holder, run_id, attempt, weight, lapse_seconds, driver_name)
+    INSERT INTO admission_permit (tenant_id, scope, key, holder, run_id, attempt, weight, lapse_seconds, driver_name,
+                                  acquired_at, renewed_at)
     SELECT p.tenant_id, p.scope, p.key, m.id || '.' || m.attempt, m.id, m.attempt, p.weight, p.lapse_seconds,
-           p.driver_name
+           p.driver_name, p.acquired_at, p.renewed_at
     FROM made m, admission_permit p WHERE p.tenant_id = %(tenant)s
 )
 UPDATE admission_counter SET in_flight = in_flight + %(count)s WHERE tenant_id = %(tenant)s AND scope = 'tenant'
