@@ -57,8 +57,8 @@ def killed_again_and_again(
     living = list(fleet.members)
     for _ in range(kills):
         time.sleep(every)
-        victim = living.pop(0)
-        until(lambda v=victim: Run.objects.filter(driver_name=v.name, state="running").exists(), victim.text)
+        victim = until(lambda: world.busiest(living), living[0].text)
+        living.remove(victim)
         victim.kill()
         living.append(fleet.replica(wait=False))
     until(lambda: world.all_ended(submitted), living[-1].text, 300 + patience(fleet.scale))
@@ -75,7 +75,10 @@ def killed_again_and_again(
     ledger.assert_conserved()
     until(lambda: fleet.executing() == 0, living[-1].text)
     after = dict(world.settled_after(fleet))
-    assert max(after.values()) <= bound(fleet.scale), after
+    # A hold (rule R13) may come in between where beats were held up; each is of one window, and in the figures.
+    held = set(RecoveryAction.objects.filter(outcome="deferred", run_id=None).values_list("replica_name", flat=True))
+    window = FULL["replica_stale_seconds"] * fleet.scale
+    assert all(s <= bound(fleet.scale) + (window if name in held else 0) for name, s in after.items()), (after, held)
     return {
         "runs": len(submitted),
         "kills": len(killed),
@@ -84,6 +87,7 @@ def killed_again_and_again(
         "peaks": peaks,
         "settled_after": [round(s, 1) for s in sorted(after.values())],
         "bound": bound(fleet.scale),
+        "held": len(held),
     }
 
 
@@ -101,7 +105,7 @@ def test_replicas_are_killed_one_after_the_other_and_every_run_ends_exactly_once
 def test_one_of_three_replicas_is_killed_every_fifteen_seconds_for_three_minutes(
     make_fleet: Callable[..., Fleet], executor: str
 ) -> None:
-    fleet = make_fleet(executor=executor, scale=0.15)
+    fleet = make_fleet(executor=executor, scale=0.4)
     print(json.dumps(killed_again_and_again(fleet, runs=200, seconds=(5, 20), every=15, kills=12)))
 
 
@@ -384,9 +388,10 @@ attempted AS (
     FROM made m
 ),
 permitted AS (
-    INSERT INTO admission_permit (tenant_id, scope, key, holder, run_id, attempt, weight, lapse_seconds, driver_name)
+    INSERT INTO admission_permit (tenant_id, scope, key, holder, run_id, attempt, weight, lapse_seconds, driver_name,
+                                  acquired_at, renewed_at)
     SELECT p.tenant_id, p.scope, p.key, m.id || '.' || m.attempt, m.id, m.attempt, p.weight, p.lapse_seconds,
-           p.driver_name
+           p.driver_name, p.acquired_at, p.renewed_at
     FROM made m, admission_permit p WHERE p.tenant_id = %(tenant)s
 )
 UPDATE admission_counter SET in_flight = in_flight + %(count)s WHERE tenant_id = %(tenant)s AND scope = 'tenant'

@@ -174,6 +174,13 @@ class Fleet:
         return sum(journal in arguments_of(process) for process in processes())
 
 
+def busiest(members: list[Member]) -> Member | None:
+    """The one that executes most; None: nobody executes anything."""
+    held = {m.name: Run.objects.filter(driver_name=m.name, state="running").count() for m in members}
+    most = max(members, key=lambda m: held[m.name])
+    return most if held[most.name] else None
+
+
 def all_ended(runs: list[int]) -> bool:
     return not Run.objects.filter(pk__in=runs, state__in=("queued", "admitted", "running")).exists()
 
