@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from runners.agent.control import Control
     from runners.agent.executors.base import Executor
     from runners.agent.fence import Fence
+    from runners.agent.logs import Stored
 
 MOST_STARTS = 100
 LOG_SECONDS = 1.0
@@ -133,8 +134,12 @@ class Driver:
                 self._tell(hold, "claimed", tenant=assignment.tenant)
         self._starts.wake()
 
-    def take_over(self, assignment: Assignment, maker: Mapping[str, str], deadline: float) -> bool:
+    def take_over(
+        self, assignment: Assignment, maker: Mapping[str, str], deadline: float, stored: Stored | None = None
+    ) -> bool:
         """Go on with what a dead driver started under the labels `maker`; the control plane names us as its driver.
+
+        `stored`: what it had delivered of the log. None: it is not gone on with, the control plane says where it ends.
 
         Also beyond the slots: it is executed anyway, and nothing is claimed until there is room again. False when it
         is held already.
@@ -143,6 +148,8 @@ class Driver:
         hold.maker = {**self._of(assignment), **maker}
         hold.phase = Phase.ACCEPTED
         hold.deadline = deadline
+        if stored is not None:
+            hold.logs.go_on_after(stored)
         if not self._holds.add(hold):
             return False
         self._tell(hold, "adopted", tenant=assignment.tenant)

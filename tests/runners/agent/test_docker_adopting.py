@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -107,6 +108,21 @@ def test_what_has_ended_is_collected_but_a_kill_that_nobody_saw_says_nothing_abo
     end = finish(docker_executor.adopt(given, output.extend, dead.labels))
     assert (end.reason, bytes(output)) == (reason, b"said\n")
     assert end.code == (137 if reason else 5)
+
+
+@pytest.mark.rule("A28")
+def test_what_ended_after_its_time_has_overrun_it_however_late_it_is_looked_at(
+    dead: Dead, docker_executor: DockerExecutor, local_image: str
+) -> None:
+    """And what ended within it has not."""
+    given = dead.starts(["sh", "-c", "sleep 1; echo done"], image=local_image)
+    eventually(lambda: dead.state() == "exited", seconds=20)
+    short = replace(given, spec=given.spec.model_copy(update={"timeout_seconds": 0.5}))
+    output = bytearray()
+    kept = docker_executor.adopt(short, output.extend, dead.labels).wait(now())
+    assert (kept.code, kept.reason, bytes(output)) == (0, "timeout", b"done\n")
+    end = finish(docker_executor.adopt(given, lambda data: None, dead.labels), seconds=0)
+    assert (end.code, end.reason) == (0, "")
 
 
 @pytest.mark.rule("P7")
