@@ -6,14 +6,11 @@ Every call may be repeated with the same arguments and may take effect late, aft
 from __future__ import annotations
 
 import secrets
-from typing import Final, Protocol
+from typing import Final
 
-from admission.physical import parsing
 from admission.physical.entitlement import Entitlement
-from admission.physical.gate import Gate, Identity
-from admission.physical.keys import Keys
 from admission.physical.outside import OutsideRecord, Verify
-from admission.physical.redis_adapter import Connection, RedisServer
+from admission.physical.redis_adapter import RedisServer
 from admission.physical.results import (
     Acquire,
     Adopt,
@@ -48,8 +45,9 @@ class PhysicalSlots:
     must not be used). Those behind the gate, also: `NotVerified`.
     """
 
-    def __init__(self, server: RedisServer, entitlement: Entitlement, outside: OutsideRecord, verify: Verify) -> None:
-        ...
+    def __init__(
+        self, server: RedisServer, entitlement: Entitlement, outside: OutsideRecord, verify: Verify
+    ) -> None: ...
 
     # ------------------------------------------------------------------ behind the gate
 

@@ -33,6 +33,8 @@ from runners.database_control import DatabaseControl
 log = logging.getLogger(__name__)
 
 SETTLED_SECONDS = 60.0
+PLACE_SHARE = 0.75
+"""Of the start deadline: a run that waited so long for a physical slot is given back before it is taken away."""
 EXIT_DECLARED_DEAD = 75
 """Temporary failure: the supervisor starts it again, as a new incarnation."""
 
@@ -45,6 +47,7 @@ class ReplicaProcess:
         self._identity = current_process()
         self._name = name or f"{self._identity.host}-{self._identity.pid}"
         self._executor = make_executor()
+        self._executor.slots.start(_log_event)
         machine = Machine(
             self._executor.name, settings.replica_slots, settings.replica_memory_mib, settings.replica_cpu
         )
@@ -69,6 +72,7 @@ class ReplicaProcess:
             heartbeat_seconds=settings.permit_renew_seconds,
             on_event=_log_event,
             fence=self._fence,
+            place_seconds=settings.start_deadline_seconds * PLACE_SHARE,
         )
         self._keeper = HoldKeeper(control, self._driver)
         self._leading = Leading(str(self._replica.incarnation), self._name)

@@ -42,7 +42,7 @@ class DockerExecutor:
         self.adapter = adapter or DockerAdapter()
         self.daemon = self.adapter.identity()
         self._aliases = dict(image_aliases or {})
-        self._slots = slots
+        self.slots = slots
         self._late = LateCreates(self.adapter)
 
     @property
@@ -76,10 +76,10 @@ class DockerExecutor:
         self, assignment: Assignment, labels: Mapping[str, str], may_start: MayStart
     ) -> tuple[Place, Mapping[str, str]]:
         """The place that the labels name; whoever reserved none waits for one here."""
-        place = self._slots.enter(labels)
+        place = self.slots.enter(labels)
         if place is None:
-            labels = {**labels, **wait_for_place(self._slots, assignment.run, assignment.attempt, may_start)}
-            place = self._slots.enter(labels)
+            labels = {**labels, **wait_for_place(self.slots, assignment.run, assignment.attempt, may_start)}
+            place = self.slots.enter(labels)
         if place is None:
             raise ExecutorError("the place just reserved is not known any more; this is a defect, report it")
         return place, labels

@@ -63,6 +63,16 @@ class Daemon:
     warnings: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A container as a listing shows it; its state may be another by now."""
+
+    id: str
+    name: str
+    state: str
+    labels: Mapping[str, str]
+
+
 @contextmanager
 def _told_apart(what: str) -> Iterator[None]:
     try:
@@ -243,13 +253,20 @@ class DockerAdapter:
             return True
         return False
 
-    def list_ids(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Full id -> name of each container with all these labels, in any state (`created` and `dead` too)."""
+    def list_containers(self, labels: Mapping[str, str]) -> list[Listed]:
+        """Each container with all these labels, in any state (`created` and `dead` too)."""
         client = self._client()
         wanted = [f"{key}={value}" for key, value in labels.items()]
         with _told_apart("listing containers"):
             found = client.containers(all=True, filters={"label": wanted})
-        return {c["Id"]: (c.get("Names") or ["/"])[0].lstrip("/") for c in found}
+        return [
+            Listed(c["Id"], (c.get("Names") or ["/"])[0].lstrip("/"), c["State"], dict(c.get("Labels") or {}))
+            for c in found
+        ]
+
+    def list_ids(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """Full id -> name, of the same."""
+        return {listed.id: listed.name for listed in self.list_containers(labels)}
 
     def put_volume(self, name: str, labels: Mapping[str, str]) -> dict[str, str]:
         """Make a volume if none of that name is there; returns the labels of the one that is. The first wins."""

@@ -79,17 +79,20 @@ class SlotKeeper(Protocol):
     def free(self) -> int | None:
         """Places that are free now; None: unlimited. 0 also when it cannot be known."""
 
-    def reserve(self, run: int, attempt: int) -> Mapping[str, str] | None:
-        """One try. The labels that name the place, for the container; None: there is none now.
+    def ask(self, run: int, attempt: int) -> Mapping[str, str]:
+        """Labels that name a place, none of which is taken yet. For one container; never used again."""
+
+    def reserve(self, labels: Mapping[str, str]) -> bool:
+        """One try for the place that these name; again with the same until there is one. False: there is none now.
 
         Raises `NoPlace`: not to be known, or refused.
         """
 
     def cancel(self, labels: Mapping[str, str]) -> None:
-        """Give back a reserved place for which nothing was made. Returns at once."""
+        """Give back what was asked for and nothing was made for. Returns at once; without effect once it was entered."""
 
     def enter(self, labels: Mapping[str, str]) -> Place | None:
-        """The place that these labels name, once; None: they name none, so one must be reserved first."""
+        """The reserved place that these labels name, once; None: they name none, so one must be reserved first."""
 
     def adopt(self, token: str, container: str) -> Place:
         """Take over the place of a container whose process is proven gone (rule R10), before looking at it.
@@ -138,9 +141,13 @@ class Unrestricted:
         """Unlimited."""
         return None
 
-    def reserve(self, run: int, attempt: int) -> Mapping[str, str] | None:
+    def ask(self, run: int, attempt: int) -> Mapping[str, str]:
         """Named by nothing: the executor's own labels do."""
         return {}
+
+    def reserve(self, labels: Mapping[str, str]) -> bool:
+        """Always one."""
+        return True
 
     def cancel(self, labels: Mapping[str, str]) -> None:
         """Nothing was taken."""
@@ -162,11 +169,14 @@ def wait_for_place(
 ) -> Mapping[str, str]:
     """For callers that reserved none: try until there is one. Raises `NoPlace`, or what `may_start` raises."""
     until, pause = now() + seconds, threading.Event()
-    while True:
-        may_start()
-        labels = slots.reserve(run, attempt)
-        if labels is not None:
-            return labels
-        if now() >= until:
-            raise NoPlace(f"no place for a container became free within {seconds:g} s; the run goes back")
-        pause.wait(jittered(POLL_SECONDS))
+    labels = slots.ask(run, attempt)
+    try:
+        while not slots.reserve(labels):
+            if now() >= until:
+                raise NoPlace(f"no place for a container became free within {seconds:g} s; the run goes back")
+            pause.wait(jittered(POLL_SECONDS))
+            may_start()
+    except BaseException:
+        slots.cancel(labels)
+        raise
+    return labels

@@ -11,6 +11,7 @@ import pytest
 from runners.agent.assignment import Assignment, Ending, RunKey, Verdict
 from runners.agent.clock import now
 from runners.agent.driver import Driver
+from runners.agent.executors.slots import UNRESTRICTED, SlotKeeper
 from runners.agent.executors.base import ExecutorError, Exit, ImageUnavailable, LogSink, MayStart, always
 from tests.runners.agent.conftest import assignment, eventually
 from tests.runners.agent.stub import StubControl
@@ -55,7 +56,8 @@ class StubExecution:
 class StubExecutor:
     name = "stub"
 
-    def __init__(self) -> None:
+    def __init__(self, slots: SlotKeeper = UNRESTRICTED) -> None:
+        self.slots = slots
         self.made: dict[int, StubExecution] = {}
         self.errors: dict[int, Exception] = {}
         self.slow: dict[int, threading.Event] = {}
