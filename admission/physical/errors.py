@@ -1,4 +1,4 @@
-"""Why a call gave no answer. None of these is ever permission: whoever catches one keeps what it holds and starts nothing."""
+"""Why a call gave no answer. None of these is ever permission: who catches one keeps what it has and starts nothing."""
 
 from __future__ import annotations
 
@@ -20,3 +20,7 @@ class Refused(PhysicalError):
 
 class NotVerified(PhysicalError):
     """Containers without a token are left, or could not be looked for: nothing is admitted until they are gone."""
+
+
+class Superseded(Refused):
+    """This process has an older generation than the one in force."""

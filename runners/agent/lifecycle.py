@@ -43,8 +43,10 @@ def nothing(hold: Hold) -> None:
 
 
 class Lifecycle:
-    """What every run of a driver goes through. `forget` drops a hold of which nothing is to be reported, `unplace` gives
-    back a place that was not entered."""
+    """What every run of a driver goes through.
+
+    `forget` drops a hold of which nothing is to be reported, `unplace` gives back a place that was not entered.
+    """
 
     def __init__(  # noqa: PLR0917 - made in one place, by the driver
         self,

@@ -25,7 +25,7 @@ Remove = Callable[[str | None], None]
 
 
 class NoPlace(ExecutorError):
-    """No place became free in time, or nobody can say whether there is one. Nothing was made: the run is given back."""
+    """No place became free in time, or nobody can say whether there is one. Nothing was made."""
 
     reason = "no_slot"
 
@@ -55,7 +55,7 @@ class Place(Protocol):
         for it when it was `displaced`."""
 
     def register(self, container: str) -> None:
-        """The container exists: after this it may be started, and only then. Raises `ExecutorError`: never start it."""
+        """The container exists; only after this may it be started. Raises `ExecutorError`: never start it."""
 
     def held(self) -> bool:
         """Asks whether it is still ours; True also when nobody answers. For a container that was killed."""
@@ -89,7 +89,7 @@ class SlotKeeper(Protocol):
         """
 
     def cancel(self, labels: Mapping[str, str]) -> None:
-        """Give back what was asked for and nothing was made for. Returns at once; without effect once it was entered."""
+        """Give back what nothing was made for. Returns at once; without effect once it was entered."""
 
     def enter(self, labels: Mapping[str, str]) -> Place | None:
         """The reserved place that these labels name, once; None: they name none, so one must be reserved first."""

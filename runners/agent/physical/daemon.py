@@ -1,4 +1,4 @@
-"""What an instance keeps on its Docker daemon: who the daemon is, which ledger counts it, which generation was reached.
+"""What an instance keeps on its Docker daemon: who that is, which ledger counts, which generation was reached.
 
 Records are empty volumes. The daemon makes a volume of a given name once and answers every later request with the one
 that is there, labels unchanged: an atomic put-if-absent. They survive Redis, restarts and `docker system prune`.

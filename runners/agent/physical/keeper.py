@@ -60,9 +60,7 @@ class PhysicalKeeper:
         self._entitlement = entitlement
         self._leftovers = leftovers
         self._on_event: OnEvent = log_event
-        self._passes = Passes(
-            slots, leftovers, removals, entitlement.instance, self.owner, times.pass_, self.tell
-        )
+        self._passes = Passes(slots, leftovers, removals, entitlement.instance, self.owner, times.pass_, self.tell)
         self._renewals = Renewals(slots, self.owner, times.renew, self.tell)
         self._reserved: dict[str, SlotPlace] = {}
         """Granted, and nothing was made for them yet."""
@@ -153,7 +151,7 @@ class PhysicalKeeper:
         return True
 
     def cancel(self, labels: Mapping[str, str]) -> None:
-        """See `SlotKeeper.cancel`. Also for one that was never granted: a grant whose answer was lost may be behind."""
+        """See `SlotKeeper.cancel`. Also for one never granted: a grant whose answer was lost may be behind it."""
         token = labels.get(LABEL_TOKEN, "")
         with self._lock:
             place = self._reserved.pop(token, None)
@@ -170,7 +168,7 @@ class PhysicalKeeper:
             return self._reserved.pop(labels.get(LABEL_TOKEN, ""), None)
 
     def adopt(self, token: str, container: str) -> SlotPlace:
-        """See `SlotKeeper.adopt`. Its owner must be proven gone: one that is only silent may be about to release it."""
+        """See `SlotKeeper.adopt`. Its owner must be proven gone: a silent one may be about to release it."""
         try:
             held = next((one for one in self.slots.read().holders if one.token == token), None)
             if held is None or held.container_id != container:

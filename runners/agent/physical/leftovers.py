@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LABEL_INSTANCE = "wharfinger.instance"
 NEVER_STARTED = "0001-01-01T00:00:00Z"
 VERIFY_SECONDS = 5.0
-"""Who passes the gate may be a driver's own thread. What takes longer goes on beside, and the next try finds it done."""
+"""Who passes the gate may be a driver's own thread. What takes longer goes on beside; the next try finds it done."""
 AGAIN_SECONDS = 0.1
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from controlplane.core.identity import ProcessIdentity, current_process, proven_gone
 
+PARTS = 5
+
 
 def owner_of(process: ProcessIdentity | None = None) -> str:
     """Of this process if none is given. A new one at each call: two keepers of one process displace each other too."""
@@ -12,8 +14,8 @@ def owner_of(process: ProcessIdentity | None = None) -> str:
 
 
 def is_gone(owner: str) -> bool:
-    """Whether that process certainly no longer runs. False also for one of another machine, and for what is no owner."""
-    machine, boot, pid, start, *nonce = (*owner.split("/"), "", "", "")
-    if len(nonce) != 4 or not (pid.isdecimal() and start.isdecimal()):
+    """Whether that process certainly no longer runs. False also for one of another machine, or if it names none."""
+    parts = owner.split("/")
+    if len(parts) != PARTS or not (parts[2].isdecimal() and parts[3].isdecimal()):
         return False
-    return proven_gone(machine=machine, boot=boot, pid=int(pid), pid_start=int(start))
+    return proven_gone(machine=parts[0], boot=parts[1], pid=int(parts[2]), pid_start=int(parts[3]))

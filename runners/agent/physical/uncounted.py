@@ -1,4 +1,4 @@
-"""The executor without containers, where containers are limited. Apart, for it needs neither Redis nor Docker clients."""
+"""The executor without containers, where containers are limited. It needs neither Redis nor Docker clients."""
 
 from __future__ import annotations
 

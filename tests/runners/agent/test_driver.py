@@ -11,8 +11,8 @@ import pytest
 from runners.agent.assignment import Assignment, Ending, RunKey, Verdict
 from runners.agent.clock import now
 from runners.agent.driver import Driver
-from runners.agent.executors.slots import UNRESTRICTED, SlotKeeper
 from runners.agent.executors.base import ExecutorError, Exit, ImageUnavailable, LogSink, MayStart, always
+from runners.agent.executors.slots import UNRESTRICTED, SlotKeeper
 from tests.runners.agent.conftest import assignment, eventually
 from tests.runners.agent.stub import StubControl
 
