@@ -261,9 +261,12 @@ class DockerExecution:
             return Exit(None, "displaced", "another process has taken the container over")
         if not whole:
             return Exit(None, self._reason, "it did not end after SIGKILL; it is removed by force")
-        code = self._code
-        if self._reason or not code:
-            return Exit(code, self._reason, self._place.lost if self._reason == "lost" else "")
+        if self._reason or not self._code:
+            return Exit(self._code, self._reason, self._place.lost if self._reason == "lost" else "")
+        return self._judged(self._code)
+
+    def _judged(self, code: int) -> Exit:
+        """It was not asked to end, and failed: was that its own doing?"""
         if code in _KILLED and not self._place.held():
             # Whoever recovers a place fences it first: had it ended by itself, the place would still be ours.
             return Exit(code, "lost", self._place.lost or "its place was recovered by another process")
@@ -299,7 +302,7 @@ class DockerExecution:
     def discard(self) -> None:
         """Forget an execution for which the daemon certainly made nothing."""
         self._close()
-        self._place.release(lambda recorded: None)
+        self._place.release(_nothing_made)
         if self.files is not None:
             scratch.remove_tree(self.files)
 
@@ -312,6 +315,10 @@ class DockerExecution:
             os.close(self._wake_write)
         if self._attached is not None:
             self._attached.close()
+
+
+def _nothing_made(recorded: str | None) -> None:
+    """What a place is released with for which the daemon certainly made nothing."""
 
 
 class _Stopping:

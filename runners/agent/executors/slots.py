@@ -173,10 +173,13 @@ def wait_for_place(
     try:
         while not slots.reserve(labels):
             if now() >= until:
-                raise NoPlace(f"no place for a container became free within {seconds:g} s; the run goes back")
+                break
             pause.wait(jittered(POLL_SECONDS))
             may_start()
+        else:
+            return labels
     except BaseException:
         slots.cancel(labels)
         raise
-    return labels
+    slots.cancel(labels)
+    raise NoPlace(f"no place for a container became free within {seconds:g} s; the run goes back")

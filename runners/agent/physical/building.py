@@ -32,8 +32,8 @@ def make_keeper(environment: Mapping[str, str], adapter: DockerAdapter, times: T
     url = environment.get(REDIS_URL)
     if not url:
         raise ExecutorError(
-            f"a limit of {entitled.limit} containers is in force, and {REDIS_URL} is not set: set it to the Redis that "
-            "all processes of the instance share"
+            f"a limit of {entitled.limit} containers is in force, and {REDIS_URL} is not set: set it to the Redis "
+            "that all processes of the instance share"
         )
     try:
         return PhysicalKeeper(RedisServer(url), adapter, entitled, times)

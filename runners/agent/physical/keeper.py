@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from admission.physical.errors import NotVerified, PhysicalError, Unavailable
-from admission.physical.protocol import ABORT_SECONDS, PhysicalSlots, new_token
+from admission.physical.protocol import ABORT_SECONDS, HOLD_SECONDS, PhysicalSlots, new_token
 from admission.physical.results import Acquired, Renewed
 from runners.agent.clock import now
 from runners.agent.events import OnEvent, guarded, log_event
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds. The defaults are the rules'; tests scale them, together with the ledger's hold of 30 s."""
+    """Seconds. The defaults are the rules'; tests scale them."""
 
+    hold: float = float(HOLD_SECONDS)
+    """Who does not renew for this long is recovered, by anybody."""
     renew: float = 10.0
     abort: float = float(ABORT_SECONDS)
     """From the sending of the last accepted renewal to the beginning of the forced removal."""
@@ -53,7 +55,9 @@ class PhysicalKeeper:
         removals = Removals(self.tell)
         leftovers = Leftovers(adapter, entitlement.instance, removals)
         record = DaemonRecord(adapter, entitlement.instance)
-        self.slots = slots = PhysicalSlots(server, entitlement, record, leftovers.verify)
+        self.slots = slots = PhysicalSlots(
+            server, entitlement, record, leftovers.verify, hold_seconds=times.hold
+        )
         self.owner = owner_of()
         self.abort_seconds = times.abort
         self.on_report: OnReport | None = None
