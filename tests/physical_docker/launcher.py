@@ -113,8 +113,11 @@ def main() -> None:
     try:
         launcher = Launcher(json.loads(sys.argv[1]))
         launcher.keeper.on_report = lambda report: tell(
-            "report", counts=report.counts and str(report.counts), containers=report.containers,
-            problems=report.problems, removed=report.removed,
+            "report",
+            counts=report.counts and str(report.counts),
+            containers=report.containers,
+            problems=report.problems,
+            removed=report.removed,
         )
         launcher.keeper.start(tell)
     except ExecutorError as error:

@@ -9,7 +9,9 @@ from tests.physical_docker.world import FULL, Instance, Observer, eventually, re
 EXECUTIONS = 30
 
 
-def saturate(instance: Instance, observer: Observer, tier: int, executions: int, times: dict[str, float] | None) -> None:
+def saturate(
+    instance: Instance, observer: Observer, tier: int, executions: int, times: dict[str, float] | None
+) -> None:
     launchers = [instance.launcher(tier, times=times) for _ in range(3)]
     gate = "sh -c 'while ! [ -e /tmp/go ]; do sleep 0.05; done'"
     for number in range(executions):

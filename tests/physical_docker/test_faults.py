@@ -23,7 +23,9 @@ def test_a_dead_holders_container_is_removed_before_the_next_starts(instance: In
     new = other.wait_for("slot_admitted")["container"]
     eventually(lambda: observer.when("start", new))
     gone, started = observer.when("destroy", old), observer.when("start", new)
-    assert gone is not None and started is not None and gone < started
+    assert gone is not None
+    assert started is not None
+    assert gone < started
     assert observer.peak("create", "destroy") == 1
 
 
@@ -63,7 +65,7 @@ def test_what_was_created_without_an_answer_is_found_and_removed(instance: Insta
         victim = instance.launcher(1, endpoint=f"unix://{tmp_path}/proxy.sock")
         proxy.hold_reply = b"/containers/create"
         victim.run(1)
-        eventually(lambda: instance.containers())
+        eventually(instance.containers)
         victim.kill()
     survivor = instance.launcher(1)
     survivor.run(2)
@@ -116,7 +118,8 @@ def test_a_removal_refused_for_long_is_reported(instance: Instance, tmp_path: Pa
         other.run(2)
         other.wait_for("remove_failed", 90)
         eventually(lambda: any("is still there" in str(r["problems"]) for r in other.all("report")), 20)
-        assert instance.snapshot().counts.recovering == 1 and len(instance.containers()) == 1
+        assert instance.snapshot().counts.recovering == 1
+        assert len(instance.containers()) == 1
         proxy.refuse = b""
         other.wait_for("made", 90)
 

@@ -128,7 +128,11 @@ class LauncherProcess(Told):
         self.do(do="run", run=number, command=["sh", "-c", f"exec {command}"], **more)
 
     def wait_for(self, name: str, seconds: float = 30.0, **fields: Any) -> dict[str, Any]:
-        found = eventually(lambda: self.all(name, **fields), seconds, f"{name} {fields}: {self.events[-8:]}")
+        until = time.monotonic() + seconds
+        while not (found := self.all(name, **fields)):
+            over = time.monotonic() > until or (self.process.poll() is not None and not self._thread.is_alive())
+            assert not over, f"{name} {fields} was not told; last: {self.events[-8:]}"
+            time.sleep(0.02)
         return dict(found[0])
 
     def signal(self, number: int) -> None:

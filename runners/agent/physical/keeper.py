@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from admission.physical.errors import NotVerified, PhysicalError, Unavailable
 from admission.physical.protocol import ABORT_SECONDS, HOLD_SECONDS, PhysicalSlots, new_token
-from admission.physical.results import Acquired, Renewed
+from admission.physical.results import Acquired, Reason, Renewed
 from runners.agent.clock import now
 from runners.agent.events import OnEvent, guarded, log_event
 from runners.agent.executors.base import ExecutorError
@@ -55,9 +55,7 @@ class PhysicalKeeper:
         removals = Removals(self.tell)
         leftovers = Leftovers(adapter, entitlement.instance, removals)
         record = DaemonRecord(adapter, entitlement.instance)
-        self.slots = slots = PhysicalSlots(
-            server, entitlement, record, leftovers.verify, hold_seconds=times.hold
-        )
+        self.slots = slots = PhysicalSlots(server, entitlement, record, leftovers.verify, hold_seconds=times.hold)
         self.owner = owner_of()
         self.abort_seconds = times.abort
         self.on_report: OnReport | None = None
@@ -131,6 +129,10 @@ class PhysicalKeeper:
             raise NoPlace(f"no place for a container of run {run}: {error}") from error
         if answer.recoverable:
             self._passes.wake()
+        if answer.reason is Reason.NEWER:
+            # The first to ask under a provisioned generation has it installed (rule P11), and waits for the drain.
+            self._passes.wake(whole=True)
+            return False
         if answer.outcome is Acquired.WAIT:
             if first:
                 self.tell("slot_waiting", run=run, token=token, holders=answer.holders, old=answer.old_holders)

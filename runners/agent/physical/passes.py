@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,6 +75,7 @@ class Passes:
         self._tell = tell
         self._on_report: OnReport | None = None
         self._wake = threading.Event()
+        self._whole = False
         self._closing = threading.Event()
         self._listed: list[Listed] = []
         self._fenced: set[str] = set()
@@ -92,8 +94,9 @@ class Passes:
         self._closing.set()
         self._wake.set()
 
-    def wake(self) -> None:
-        """Recover now: somebody waits for what can be recovered."""
+    def wake(self, *, whole: bool = False) -> None:
+        """Recover now: somebody waits for what can be recovered. `whole`: or for what a whole pass would settle."""
+        self._whole = self._whole or whole
         self._wake.set()
 
     def free_later(self, token: str) -> None:
@@ -105,24 +108,27 @@ class Passes:
     def _run(self) -> None:
         due = now()
         while not self._closing.is_set():
-            if now() >= due:
-                report = self.once()
-                due = now() + jittered(self._seconds)
-                if self._on_report is not None:
-                    self._on_report(report)
-            else:
-                self._on_demand()
+            try:
+                if now() >= due or self._whole:
+                    self._whole = False
+                    due = now() + jittered(self._seconds)
+                    self._whole_pass()
+                else:
+                    self._free_unfreed()
+                    self._recover()
+            except (PhysicalError, ExecutorError) as error:
+                self._tell("slot_pass_failed", error=str(error))
+            except Exception as error:  # noqa: BLE001 - told with its stack; without passes nothing would ever heal
+                self._tell("loop_failed", loop="slots-pass", error=repr(error), stack=traceback.format_exc())
             self._wake.wait(max(0.0, due - now()))
             # Many ask at once, and what is under way takes its time: one look serves all of them.
             self._closing.wait(WAKE_SECONDS)
             self._wake.clear()
 
-    def _on_demand(self) -> None:
-        try:
-            self._free_unfreed()
-            self._recover()
-        except (PhysicalError, ExecutorError) as error:
-            self._tell("slot_pass_failed", error=str(error))
+    def _whole_pass(self) -> None:
+        report = self.once()
+        if self._on_report is not None:
+            self._on_report(report)
 
     # -- one pass ---------------------------------------------------------------------------------------------------
 
@@ -142,7 +148,7 @@ class Passes:
     def _install(self) -> None:
         answer = self._slots.install()
         if answer.outcome is Installed.INSTALLED:
-            self._tell("slot_generation_installed", instance=self._instance, fenced=answer.fenced)
+            self._tell("slot_generation_installed", fenced=answer.fenced)
         elif answer.outcome is not Installed.SAME:
             raise Refused(f"{WHY[answer.outcome]} ({answer.reason or answer.outcome})")
 
@@ -185,11 +191,11 @@ class Passes:
         started = [one.container[:12] for one in found if one.started]
         if started:
             reason = f"started containers that no token counts: {', '.join(started)}"
-            self._tell("slot_lockdown", instance=self._instance, reason=reason, id=self._slots.set_lockdown(reason))
+            self._tell("slot_lockdown", reason=reason, id=self._slots.set_lockdown(reason))
         for one in found:
             self._removals.begin(one.container, functools.partial(self._remove_leftover, one))
         if mark.lockdown_id and not found and self._slots.clear_lockdown(mark):
-            self._tell("slot_lockdown_cleared", instance=self._instance)
+            self._tell("slot_lockdown_cleared")
 
     def _remove_leftover(self, found: Leftover) -> None:
         self._leftovers.remove_one(found.container)

@@ -6,11 +6,13 @@ Two threads, for the one that asks Redis may wait 5 s for each answer and the ot
 from __future__ import annotations
 
 import threading
+import traceback
 from typing import TYPE_CHECKING
 
 from admission.physical.errors import PhysicalError
 from admission.physical.results import Renewed
 from runners.agent.clock import now
+from runners.agent.executors.base import ExecutorError
 
 if TYPE_CHECKING:
     from admission.physical.protocol import PhysicalSlots
@@ -68,7 +70,11 @@ class Renewals:
     def _renew_all(self) -> None:
         pause = LOOK_SECONDS
         while not self._closed.wait(pause):
-            pause = LOOK_SECONDS if self._renew_due() else AGAIN_SECONDS
+            try:
+                pause = LOOK_SECONDS if self._renew_due() else AGAIN_SECONDS
+            except Exception as error:  # noqa: BLE001 - told with its stack; unrenewed, everything here would be aborted
+                self._tell("loop_failed", loop="slots-renew", error=repr(error), stack=traceback.format_exc())
+                pause = AGAIN_SECONDS
 
     def _renew_due(self) -> bool:
         """False: no answer. The others would wait for theirs as long; soon again, the oldest first."""
@@ -83,7 +89,7 @@ class Renewals:
         asked = now()
         try:
             answer = self._slots.renew(place.token, self._owner)
-        except PhysicalError as error:
+        except (PhysicalError, ExecutorError) as error:
             if not self._silent:
                 self._tell("slot_ledger_silent", run=place.run, token=place.token, error=str(error))
             self._silent = True
