@@ -1,4 +1,4 @@
-"""Why a call gave no answer. None of these is ever permission: who catches one keeps what it has and starts nothing."""
+"""Why a call gave no answer. None of these is permission: who catches one keeps what it has and starts nothing."""
 
 from __future__ import annotations
 

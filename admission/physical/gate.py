@@ -1,9 +1,9 @@
-"""The gate: what has to be so before this process lets anything begin under one incarnation of the server (P4, P11, P12).
+"""The gate: what has to be so before this process lets anything begin under one incarnation of the server (P4, P12).
 
 Bound to the `run_id` read on the connection that is about to be used. In this order, each step on that connection:
-the configuration is ours; the ledger is the one known on the daemon; then the containers are listed, and after them the
-holders read. The order matters: a process that puts a new ledger lists afterwards, and one that compares the ledger
-after its create looks afterwards too, so one of the two sees the other.
+the configuration is ours; the ledger is the one known on the daemon; then the containers are listed, and after them
+the holders read. The order matters: a process that puts a new ledger lists afterwards, and one that compares the
+ledger after its create looks afterwards too, so one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from admission.physical.scripts import Script
 log = logging.getLogger("admission.physical")
 
 ROUNDS = 4
-"""Steps that change something (initialise, put a mark) before the look is complete; more means others keep changing it."""
+"""Steps that change something (initialise, put a mark) before a look is complete; more: others keep changing it."""
 
 RETRY_SECONDS = 1.0
 """After a failed look, the next one of this process; every waiting thread would list the containers else."""
@@ -119,13 +119,8 @@ class Gate:
         identity = self.ensure(connection)
         self._durable(connection)
         config, known = self.read(connection).config, self._outside.ledger()
-        same = config is not None and known == LedgerMark(config.ledger_number, config.ledger)
-        if (
-            not same
-            or known is None
-            or known.ledger != identity.ledger
-            or self._outside.daemon_id() != identity.daemon
-        ):
+        ledgers = {identity.ledger, config.ledger if config else "", known.ledger if known else ""}
+        if len(ledgers) > 1 or self._outside.daemon_id() != identity.daemon:
             self.forget()
             self.ensure(connection)
 

@@ -1,4 +1,4 @@
-"""What the Docker side gives to the Redis side: a record that survives the loss of Redis, and the look at containers."""
+"""What the Docker side gives to the Redis side: a record that survives the loss of Redis, a look at containers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class GenerationMark:
 
 
 class OutsideRecord(Protocol):
-    """Kept on the pinned Docker daemon, for one instance. Errors of the daemon are raised, never answered as 'none'."""
+    """Kept on the pinned Docker daemon, for one instance.
+
+    An error of the daemon is raised as `errors.Unavailable`; it is never answered by none.
+    """
 
     def daemon_id(self) -> str:
         """Engine id and instance nonce of the daemon that answers now; cloned engines differ."""
@@ -68,4 +71,5 @@ class View(Protocol):
 
 Verify = Callable[[View], Verified]
 """P12: list the instance's containers in all states, THEN `view.read()`; remove each whose token is absent and confirm
-it (404); again until a listing finds none, then clean. Gives up on its own time budget: not clean, with the problems."""
+it (404); again until a listing finds none: clean. Gives up on its own time budget: not clean, with the problems.
+Errors of the daemon are told as problems, or raised as `errors.NotVerified`."""

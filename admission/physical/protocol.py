@@ -65,7 +65,7 @@ class PhysicalSlots:
     Errors of every call: `Unavailable` (no answer; it may still take effect), `Refused` (this server or configuration
     must not be used). Those behind the gate, also: `NotVerified`.
 
-    `hold_seconds` is for tests: it is part of the protocol's version, so processes that differ in it refuse each other.
+    `hold_seconds` is for tests: it is part of the protocol's name, so processes that differ in it refuse each other.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class PhysicalSlots:
     def ensure_verified(self) -> None:
         """Pass the gate now, and compare again what may have changed since: the periodic pass begins with it.
 
-        Compares configuration, ledger and generation, looks for containers without a token, initialises what is missing.
+        Compares configuration, ledger, generation; looks for containers without a token; initialises what is missing.
         """
         with self._server.connection() as connection:
             self._gate.recheck(connection)
@@ -217,6 +217,10 @@ class PhysicalSlots:
             answer = self._run(connection, identity, "lockdown_clear", mark.lockdown_id)
         return bool(answer[0] in ("cleared", "clear"))
 
+    def close(self) -> None:
+        """Close the connections that are idle."""
+        self._server.close()
+
     # ------------------------------------------------------------------ how
 
     def _gated(self, name: str, *arguments: str) -> list[Any]:
@@ -250,6 +254,10 @@ class SlotsReader:
         """Everything, from one instant."""
         with self._server.connection() as connection:
             return parsing.snapshot(connection.script(self._script, self._keys, ()), connection.run_id)
+
+    def close(self) -> None:
+        """Close the connections that are idle."""
+        self._server.close()
 
 
 def _reason(answer: Sequence[Any]) -> Reason | None:

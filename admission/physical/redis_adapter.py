@@ -1,7 +1,7 @@
 """Connections to Redis or Valkey, the only module that imports the client.
 
-The client's own pool and its retries are not used: it would send a script again on a new connection, perhaps to another
-incarnation of the server, without the gate. A connection here is used until its first error and then thrown away.
+The client's own pool and its retries are not used: it would send a script again on a new connection, perhaps to
+another incarnation of the server, without the gate. A connection here is used until its first error, no longer.
 """
 
 from __future__ import annotations
@@ -11,23 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from redis.connection import Connection as RawConnection
-from redis.connection import parse_url
-from redis.exceptions import (
-    AuthenticationError,
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-)
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
+from redis import connection as client
+from redis import exceptions as wrong
 
 from admission.physical.errors import Refused, Unavailable
 from admission.physical.facts import ServerFacts, durability_problems, parse_info
@@ -42,7 +27,7 @@ IDLE_CONNECTIONS: Final = 16
 class Connection:
     """One connection to one incarnation of the server; a connection cannot outlive that incarnation."""
 
-    def __init__(self, raw: RawConnection, name: str) -> None:
+    def __init__(self, raw: client.Connection, name: str) -> None:
         self._raw = raw
         self._name = name
         self.usable = True
@@ -58,9 +43,9 @@ class Connection:
         rest = (str(len(keys)), *keys, *arguments)
         try:
             answer = self._exchange("EVALSHA", script.sha, *rest)
-        except NoScriptError:
+        except wrong.NoScriptError:
             answer = self.call("EVAL", script.text, *rest)
-        except RedisError as error:
+        except wrong.RedisError as error:
             raise self._translated(error, f"script {script.name}") from error
         return list(answer)
 
@@ -68,7 +53,7 @@ class Connection:
         """One command."""
         try:
             return self._exchange(*command)
-        except RedisError as error:
+        except wrong.RedisError as error:
             raise self._translated(error, command[0]) from error
 
     def _exchange(self, *command: str) -> Any:
@@ -78,21 +63,21 @@ class Connection:
         try:
             self._raw.send_command(*command, check_health=False)
             return self._raw.read_response()
-        except (NoScriptError, NoPermissionError, OutOfMemoryError):
+        except (wrong.NoScriptError, wrong.NoPermissionError, wrong.OutOfMemoryError):
             raise
         except BaseException:
             self.close()
             raise
 
-    def _translated(self, error: RedisError, what: str) -> Unavailable | Refused:
+    def _translated(self, error: wrong.RedisError, what: str) -> Unavailable | Refused:
         text = f"{self._name}: {what}: {error}"
-        if isinstance(error, (NoPermissionError, AuthenticationError)):
+        if isinstance(error, (wrong.NoPermissionError, wrong.AuthenticationError)):
             return Refused(f"{text}. Allow it to the user of REDIS_URL (docs/physical.md lists the commands).")
-        if isinstance(error, ReadOnlyError):
+        if isinstance(error, wrong.ReadOnlyError):
             return Unavailable(f"{text}. The server became a replica; point REDIS_URL at the primary.")
-        if isinstance(error, OutOfMemoryError):
+        if isinstance(error, wrong.OutOfMemoryError):
             return Unavailable(f"{text}. Its memory is full: nothing new is admitted until it has room.")
-        if isinstance(error, RedisTimeoutError):
+        if isinstance(error, wrong.TimeoutError):
             return Unavailable(f"{text} (after {COMMAND_SECONDS:g} s). It may still take effect.")
         return Unavailable(text)
 
@@ -100,7 +85,7 @@ class Connection:
         """Whether nothing came in while it was idle: an end of the stream would."""
         try:
             return self.usable and not self._raw.can_read(0)
-        except RedisError:
+        except wrong.RedisError:
             return False
 
     def close(self) -> None:
@@ -114,10 +99,10 @@ class RedisServer:
 
     def __init__(self, url: str, command_seconds: float = COMMAND_SECONDS) -> None:
         try:
-            options = dict(parse_url(url))
+            options = dict(client.parse_url(url))
         except ValueError as error:
             raise Refused(f"REDIS_URL cannot be read: {error}") from error
-        self._class: type[RawConnection] = options.pop("connection_class", RawConnection)
+        self._class: type[client.Connection] = options.pop("connection_class", client.Connection)
         # What the address says about retries or pools is not followed: see the module.
         for option in ("max_connections", "retry_on_timeout", "retry_on_error", "health_check_interval", "protocol"):
             options.pop(option, None)
@@ -164,9 +149,9 @@ class RedisServer:
         try:
             raw = self._class(**self._options)
             raw.connect()
-        except AuthenticationError as error:
+        except wrong.AuthenticationError as error:
             raise Refused(f"{self.name}: {error}. Correct the user and password in REDIS_URL.") from error
-        except (RedisConnectionError, RedisTimeoutError, ResponseError, OSError) as error:
+        except (wrong.ConnectionError, wrong.TimeoutError, wrong.ResponseError, OSError) as error:
             raise Unavailable(f"{self.name} cannot be reached: {error}") from error
         except TypeError as error:
             raise Refused(f"REDIS_URL has an option that the client does not know: {error}") from error

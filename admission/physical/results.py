@@ -1,4 +1,4 @@
-"""What the scripts answer, typed. Each may be the answer to a repeat; a lost answer is `errors.Unavailable` instead."""
+"""What the scripts answer, typed. Each may be the answer to a repeat; a lost answer is `errors.Unavailable`."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class FencedHolder:
-    """To be removed: the recorded id if there is one, else whatever a listing of the token's label finds from now on."""
+    """To be removed: the recorded id if there is one, else whatever a listing of the token's label finds now."""
 
     token: str
     container_id: str | None

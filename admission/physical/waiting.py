@@ -1,4 +1,4 @@
-"""Waiting for a slot: polls with jitter, woken at once by a release of the same process, up to the caller's deadline."""
+"""Waiting for a slot: polls with jitter, woken by a release of the same process, up to the caller's deadline."""
 
 from __future__ import annotations
 
