@@ -395,3 +395,15 @@ def test_fields_that_would_break_an_entry_are_refused(world: World, value: str) 
         slots.acquire(new_token(), value)
     with pytest.raises(ValueError, match="full container id"):
         slots.register(new_token(), "a", value)
+
+
+@pytest.mark.rule("P11")
+def test_the_limit_is_compared_in_the_script_too(world: World) -> None:
+    """The gate refuses such a process first; its own comparison is as old as its look."""
+    slots = world.process(limit=2)
+    slots.ensure_verified()
+    slots._pair = ("0", "6")
+    assert slots.acquire(new_token(), "a").reason is Reason.LIMIT
+    assert slots.fence_expired().reason is Reason.LIMIT
+    slots._pair = ("1", "6")
+    assert slots.fence_expired().reason is Reason.NEWER
