@@ -23,6 +23,7 @@ from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
 from recovery.replica.fence import make_replica_fence
 from recovery.replica.holds import HoldKeeper
 from recovery.replica.leading import Leading, own_loop
+from recovery.replica.slots import SlotReports
 from recovery.replica.ticking import Ticking, cryptographic_jitter
 from recovery.services.reconcile import Report, reconcile
 from recovery.services.replicas import Machine, beat, leave, register_replica, replica_driver
@@ -76,6 +77,7 @@ class ReplicaProcess:
         )
         self._keeper = HoldKeeper(control, self._driver)
         self._leading = Leading(str(self._replica.incarnation), self._name)
+        self._slot_reports = SlotReports(self._executor.slots, self._name, self._identity.machine)
         self._loops = self._make_loops()
 
     def _make_loops(self) -> list[Ticking]:
@@ -83,6 +85,7 @@ class ReplicaProcess:
             own_loop("beat", self._name, self._beat),
             own_loop("probe", self._name, self._envelope.sample),
             own_loop("holds", self._name, self._keeper.tick),
+            own_loop("slots", self._name, self._slot_reports.tick),
             own_loop("reconcile", self._name, self._reconcile, jitter=cryptographic_jitter),
         ]
 
@@ -145,8 +148,10 @@ class ReplicaProcess:
             drained = self._driver.stop_now(SETTLED_SECONDS)
         for loop in self._loops:
             loop.stop()
+        self._executor.slots.close()
         connection.close()  # the drain may have been long, and the database restarted meanwhile
         try:
+            self._slot_reports.leave()
             left = leave(self._replica.pk)
         except DatabaseError:
             log.exception("replica.leave_failed")

@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from dataclasses import asdict
 from typing import Any
 
 from admission.spec import parse_spec
@@ -109,16 +111,20 @@ class Launcher:
             tell("free", places=self.keeper.free())
 
 
+def report(keeper: Any) -> None:
+    told = None
+    while True:
+        last = getattr(keeper, "last_pass", None)
+        if last is not told:
+            told = last
+            tell("report", **asdict(last))
+        time.sleep(0.05)
+
+
 def main() -> None:
     try:
         launcher = Launcher(json.loads(sys.argv[1]))
-        launcher.keeper.on_report = lambda report: tell(
-            "report",
-            counts=report.counts and str(report.counts),
-            containers=report.containers,
-            problems=report.problems,
-            removed=report.removed,
-        )
+        threading.Thread(target=report, args=[launcher.keeper], daemon=True).start()
         launcher.keeper.start(tell)
     except ExecutorError as error:
         tell("cannot_start", error=str(error))

@@ -18,7 +18,7 @@ from runners.agent.executors.slots import NoPlace, PlaceLost
 from runners.agent.physical.daemon import DaemonRecord
 from runners.agent.physical.leftovers import LABEL_INSTANCE, Leftovers
 from runners.agent.physical.owner import is_gone, owner_of
-from runners.agent.physical.passes import OnReport, Passes
+from runners.agent.physical.passes import Passes, PassReport
 from runners.agent.physical.place import SlotPlace
 from runners.agent.physical.removing import Removals
 from runners.agent.physical.renewing import Renewals
@@ -58,11 +58,10 @@ class PhysicalKeeper:
         self.slots = slots = PhysicalSlots(server, entitlement, record, leftovers.verify, hold_seconds=times.hold)
         self.owner = owner_of()
         self.abort_seconds = times.abort
-        self.on_report: OnReport | None = None
-        self._entitlement = entitlement
+        self.entitlement = entitlement
         self._leftovers = leftovers
         self._on_event: OnEvent = log_event
-        self._passes = Passes(slots, leftovers, removals, entitlement.instance, self.owner, times.pass_, self.tell)
+        self._passes = Passes(slots, leftovers, removals, self.owner, times.pass_, self.tell)
         self._renewals = Renewals(slots, self.owner, times.renew, self.tell)
         self._reserved: dict[str, SlotPlace] = {}
         """Granted, and nothing was made for them yet."""
@@ -71,7 +70,7 @@ class PhysicalKeeper:
 
     def tell(self, name: str, /, **fields: object) -> None:
         """An event, with the instance: never its id, which is nobody's business in a log."""
-        self._on_event(name, instance=self._entitlement.instance[:12], **fields)
+        self._on_event(name, instance=self.entitlement.instance[:12], **fields)
 
     # -- for its owner ----------------------------------------------------------------------------------------------
 
@@ -85,12 +84,21 @@ class PhysicalKeeper:
         except PhysicalError as error:
             raise ExecutorError(str(error)) from error
         self._renewals.start()
-        self._passes.start(self.on_report)
+        self._passes.start()
 
     def close(self) -> None:
         """See `SlotKeeper.close`."""
         self._renewals.close()
         self._passes.close()
+
+    def pass_now(self) -> None:
+        """Do not wait for the next pass."""
+        self._passes.wake(whole=True)
+
+    @property
+    def last_pass(self) -> PassReport | None:
+        """What the latest pass found; None before the first."""
+        return self._passes.last
 
     # -- places -----------------------------------------------------------------------------------------------------
 
@@ -100,17 +108,17 @@ class PhysicalKeeper:
             read = self.slots.read()
         except (PhysicalError, ExecutorError):
             return 0
-        mine = self._entitlement.limit, self._entitlement.generation
+        mine = self.entitlement.limit, self.entitlement.generation
         if read.config is None or read.config.lockdown_id or (read.config.limit, read.config.generation) != mine:
             return 0
         if any(holder.recovering for holder in read.holders):
             self._passes.wake()
-        return max(0, self._entitlement.limit - len(read.holders))
+        return max(0, self.entitlement.limit - len(read.holders))
 
     def ask(self, run: int, attempt: int) -> Mapping[str, str]:
         """See `SlotKeeper.ask`."""
         return {
-            LABEL_INSTANCE: self._entitlement.instance,
+            LABEL_INSTANCE: self.entitlement.instance,
             LABEL_TOKEN: new_token(),
             LABEL_RUN: str(run),
             LABEL_ATTEMPT: str(attempt),

@@ -10,8 +10,8 @@ import functools
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from admission.physical.errors import PhysicalError, Refused
@@ -22,7 +22,6 @@ from runners.agent.executors.base import ExecutorError
 
 if TYPE_CHECKING:
     from admission.physical.protocol import PhysicalSlots
-    from admission.physical.results import Counts
     from runners.agent.events import OnEvent
     from runners.agent.executors.docker_adapter import Listed
     from runners.agent.physical.leftovers import Leftover, Leftovers
@@ -39,18 +38,16 @@ WHY = {
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """One pass: what the ledger counts, what really exists, and what is wrong."""
+    """One pass: what really exists beside what is counted, and what is wrong (rule P15)."""
 
-    instance: str
-    owner: str
-    counts: Counts | None = None
-    containers: dict[str, int] = field(default_factory=dict)
+    began_at: float
+    """On `runners.agent.clock`: it answers what was asked for before."""
+    took_seconds: float
+    containers: Mapping[str, int]
     """By state, as the daemon lists them."""
-    removed: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-
-
-OnReport = Callable[[PassReport], None]
+    without_token: int
+    without_container: int
+    problems: tuple[str, ...]
 
 
 class Passes:
@@ -61,7 +58,6 @@ class Passes:
         slots: PhysicalSlots,
         leftovers: Leftovers,
         removals: Removals,
-        instance: str,
         owner: str,
         seconds: float,
         tell: OnEvent,
@@ -69,24 +65,22 @@ class Passes:
         self._slots = slots
         self._leftovers = leftovers
         self._removals = removals
-        self._instance = instance
         self._owner = owner
         self._seconds = seconds
         self._tell = tell
-        self._on_report: OnReport | None = None
+        self.last: PassReport | None = None
         self._wake = threading.Event()
         self._whole = False
         self._closing = threading.Event()
         self._listed: list[Listed] = []
         self._fenced: set[str] = set()
         self._tokenless: set[str] = set()
-        self._removed: list[str] = []
+        self._without_container = 0
         self._unfreed: set[str] = set()
         self._lock = threading.Lock()
 
-    def start(self, on_report: OnReport | None = None) -> None:
+    def start(self) -> None:
         """Begin, with a pass."""
-        self._on_report = on_report
         threading.Thread(target=self._run, name="slots-pass", daemon=True).start()
 
     def close(self) -> None:
@@ -112,7 +106,7 @@ class Passes:
                 if now() >= due or self._whole:
                     self._whole = False
                     due = now() + jittered(self._seconds)
-                    self._whole_pass()
+                    self.last = self.once()
                 else:
                     self._free_unfreed()
                     self._recover()
@@ -125,16 +119,11 @@ class Passes:
             self._closing.wait(WAKE_SECONDS)
             self._wake.clear()
 
-    def _whole_pass(self) -> None:
-        report = self.once()
-        if self._on_report is not None:
-            self._on_report(report)
-
     # -- one pass ---------------------------------------------------------------------------------------------------
 
     def once(self) -> PassReport:
         """One pass. Whatever stops a step is in the report; the next pass begins anew."""
-        problems: list[str] = []
+        began, problems = now(), list[str]()
         for step in (self._slots.ensure_verified, self._install, self._free_unfreed, self._recover, self._sweep):
             try:
                 step()
@@ -143,7 +132,7 @@ class Passes:
                 problems += [str(error)] if str(error) not in problems else []
         if problems:
             self._tell("slot_pass_failed", error="; ".join(problems))
-        return self._report(problems)
+        return self._report(began, problems)
 
     def _install(self) -> None:
         answer = self._slots.install()
@@ -186,6 +175,7 @@ class Passes:
     def _sweep(self) -> None:
         mark = self._slots.begin_pass()
         self._listed = self._leftovers.listed()
+        self._without_container = self._missing({one.id for one in self._listed})
         found = self._leftovers.find(self._slots.read, self._listed)
         self._tokenless = {one.container for one in found}
         started = [one.container[:12] for one in found if one.started]
@@ -197,21 +187,29 @@ class Passes:
         if mark.lockdown_id and not found and self._slots.clear_lockdown(mark):
             self._tell("slot_lockdown_cleared")
 
+    def _missing(self, listed: set[str]) -> int:
+        """Holders whose recorded container is not there, but for those that came since the listing."""
+        holders = self._slots.read().holders
+        return sum(
+            one.container_id is not None and one.container_id not in listed and one.age_seconds > self._seconds
+            for one in holders
+        )
+
     def _remove_leftover(self, found: Leftover) -> None:
         self._leftovers.remove_one(found.container)
-        self._removed.append(found.container)
         self._tell("slot_leftover_removed", token=found.token, container=found.container, started=found.started)
 
     # -- what it tells ----------------------------------------------------------------------------------------------
 
-    def _report(self, problems: list[str]) -> PassReport:
-        with self._lock:
-            removed, self._removed = tuple(self._removed), []
-        self._removals.keep(self._fenced | self._tokenless)
-        failed = list(self._removals.failures(self._fenced | self._tokenless).values())
-        try:
-            counts = self._slots.read().counts
-        except PhysicalError:
-            counts = None  # Why is among the problems already: every step asked the same server.
-        by_state = Counter(one.state for one in self._listed)
-        return PassReport(self._instance, self._owner, counts, dict(by_state), removed, tuple(problems + failed))
+    def _report(self, began: float, problems: list[str]) -> PassReport:
+        outstanding = self._fenced | self._tokenless
+        self._removals.keep(outstanding)
+        failed = self._removals.failures(outstanding)
+        return PassReport(
+            began_at=began,
+            took_seconds=now() - began,
+            containers=dict(Counter(one.state for one in self._listed)),
+            without_token=len(self._tokenless),
+            without_container=self._without_container,
+            problems=(*problems, *failed.values()),
+        )
