@@ -1,4 +1,4 @@
-"""`make bench`: prints the table as markdown. `--quick` for a look, `--only claims,admissions,picking,roundtrips`."""
+"""`make bench`: prints the table as markdown. `--quick` for a look, `--only claims,admissions,picking,roundtrips`, and `containers`, which needs Docker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _measure(url: str, parts: list[str], *, quick: bool) -> int:
     from django.core.management import call_command  # noqa: PLC0415
     from django.db import connection  # noqa: PLC0415
 
-    from benchmarks import admissions, claims, picking  # noqa: PLC0415
+    from benchmarks import admissions, claims, containers, picking  # noqa: PLC0415
     from benchmarks.report import table  # noqa: PLC0415
 
     call_command("migrate", verbosity=0)
@@ -43,6 +43,8 @@ def _measure(url: str, parts: list[str], *, quick: bool) -> int:
         rows += picking.measure(url, rounds=3 if quick else 7, runs=50_000 if quick else 1_000_000)
     if "roundtrips" in parts:
         rows += picking.measure_round_trips(url, rounds=6 if quick else 40, queued=20_000 if quick else 200_000)
+    if "containers" in parts:
+        rows += containers.measure(pairs=10 if quick else 100)
     connection.close()
     print(f"{environment}\n\n{table(rows)}")
     return int(any(row.met is False for row in rows))

@@ -52,7 +52,7 @@ def submit(instance: Instance, count: int, command: list[str] = FOREVER, **spec:
 
 def reports(instance: Instance, **fields: object) -> list[str]:
     found = PhysicalReport.objects.filter(
-        instance=instance.hash, containers_running=2, without_token=0, error="", **fields
+        instance=instance.hash, containers_running=2, without_token=0, last_error="", **fields
     )
     return sorted(found.values_list("process", flat=True))
 
@@ -70,6 +70,7 @@ def test_two_replicas_one_cap(
     eventually(lambda: states(keyed).get("running") == 1, 60)
     others = submit(instance, 3, tenant=tenant)
     eventually(lambda: states(others).get("running") == 1, 60)
+    eventually(lambda: instance.running() == 2, 60)
     # The key holds one, another key uses the rest; who waits is not started, and nobody holds more than it can start.
     remains(lambda: states(keyed + others).get("running") == 2 and len(instance.containers()) == 2)
     # Exempt: what executes nothing runs at full capacity, and counts for nothing.
