@@ -1,4 +1,7 @@
-"""`make bench`: prints the table as markdown. `--quick` for a look, `--only claims,admissions,picking,roundtrips`, and `containers`, which needs Docker."""
+"""`make bench`: prints the table as markdown. `--quick` for a look, `--only claims,admissions,picking,roundtrips`.
+
+`containers` is measured only when it is named: it needs Docker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What admission to a physical slot costs: the same container, made by the executor under a limit and by the SDK alone.
+"""What admission to a physical slot costs: the same container, by the executor under a limit and by the SDK alone.
 
 Both sides make the container from the same body, run `true` to its end and remove it, in turns on one daemon. The
 executor's side also verifies the limits, keeps the output, registers with the ledger in Redis and proves the removal.
@@ -23,6 +23,7 @@ from admission.spec import parse_spec
 from benchmarks.report import Row, interleaved
 from controlplane.embedded import EmbeddedValkey, Home
 from runners.agent.assignment import Assignment
+from runners.agent.events import log_event
 from runners.agent.executors import container_config
 from runners.agent.executors.docker import DockerExecutor
 from runners.agent.executors.docker_adapter import DockerAdapter
@@ -52,6 +53,10 @@ def _redis() -> Iterator[str]:
         shutil.rmtree(place)
 
 
+def _drop(data: bytes) -> None:
+    """The output is delivered and of no use here."""
+
+
 class _Pair:
     """Makes the same container in both ways."""
 
@@ -69,7 +74,7 @@ class _Pair:
     def admitted(self) -> float:
         given = self._assignment()
         begun = time.perf_counter()
-        execution = self._executor.start(given, lambda data: None, {"wharfinger.bench": "ours"})
+        execution = self._executor.start(given, _drop, {"wharfinger.bench": "ours"})
         end = execution.wait(None)
         execution.remove()
         seconds = time.perf_counter() - begun
@@ -103,7 +108,7 @@ def measure(pairs: int) -> list[Row]:
             "CONTROLPLANE_RUN_LIMIT": str(LIMIT),
         }
         keeper = make_keeper(environment, adapter)
-        keeper.start(lambda name, /, **fields: None)
+        keeper.start(log_event)
         pair = _Pair(image, adapter, keeper)
         try:
             interleaved(3, pair.admitted, pair.bare)
