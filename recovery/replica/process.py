@@ -17,18 +17,23 @@ from types import FrameType
 from django.db import DatabaseError, connection
 
 from controlplane.core.conf import conf
+from controlplane.core.errors import DomainError
 from controlplane.core.identity import current_process
+from recovery.replica.adoption import Legacy
 from recovery.replica.envelope import MachineEnvelope
-from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
+from recovery.replica.executor import LABEL_DRIVER, make_executor
 from recovery.replica.fence import make_replica_fence
 from recovery.replica.holds import HoldKeeper
 from recovery.replica.leading import Leading, own_loop
+from recovery.replica.remains import Remains
 from recovery.replica.slots import SlotReports
 from recovery.replica.ticking import Ticking, cryptographic_jitter
-from recovery.services.reconcile import Report, reconcile
+from recovery.services.reconcile import reconcile
 from recovery.services.replicas import Machine, beat, leave, register_replica, replica_driver
+from recovery.services.reporting import Report
 from runners.agent.clock import now
 from runners.agent.driver import Driver
+from runners.agent.executors.base import ExecutorError
 from runners.database_control import DatabaseControl
 
 log = logging.getLogger(__name__)
@@ -36,15 +41,34 @@ log = logging.getLogger(__name__)
 SETTLED_SECONDS = 60.0
 PLACE_SHARE = 0.75
 """Of the start deadline: a run that waited so long for a physical slot is given back before it is taken away."""
+REMAINS_SECONDS = 1.0
 EXIT_DECLARED_DEAD = 75
-"""Temporary failure: the supervisor starts it again, as a new incarnation."""
+"""Temporary failure: it could not come back as a new incarnation by itself; the supervisor starts it again."""
+
+
+def run_replica(name: str) -> int:
+    """Run a replica until it is told to stop, under one incarnation after the other; returns the exit code."""
+    process = ReplicaProcess(name)
+    while (code := process.run()) == EXIT_DECLARED_DEAD:
+        remains = process.remains()
+        try:
+            process = ReplicaProcess(name, remains)
+        except (DomainError, ExecutorError, DatabaseError):
+            log.exception("replica.not_reborn")
+            remains.end(SETTLED_SECONDS)
+            break
+    return code
 
 
 class ReplicaProcess:
-    """Runs until a signal, or until it finds itself declared dead."""
+    """One incarnation: runs until a signal, or until it finds itself declared dead.
 
-    def __init__(self, name: str) -> None:
+    `remains`: what the incarnation before it in this process still executes.
+    """
+
+    def __init__(self, name: str, remains: Remains | None = None) -> None:
         settings = conf()
+        self._old = remains
         self._identity = current_process()
         self._name = name or f"{self._identity.host}-{self._identity.pid}"
         self._executor = make_executor()
@@ -54,15 +78,16 @@ class ReplicaProcess:
         )
         registered_at = now()
         self._replica = register_replica(self._name, self._identity, machine)
-        self._sweep = make_sweep(self._executor)
         self._stop = threading.Event()
         self._now = threading.Event()
         self._dead = threading.Event()
         driver = replica_driver(self._replica)
+        self._legacy = Legacy(self._executor, driver)
         self._envelope = MachineEnvelope(driver, self._identity.machine, lambda: len(self._driver.held))
         control = DatabaseControl(driver, self._envelope.narrow)
         labels = {LABEL_DRIVER: str(self._replica.incarnation)}
         self._fence = make_replica_fence(self._executor, labels, _log_event, registered_at)
+        self._control = control
         self._driver = Driver(
             control,
             self._executor,
@@ -87,6 +112,7 @@ class ReplicaProcess:
             own_loop("holds", self._name, self._keeper.tick),
             own_loop("slots", self._name, self._slot_reports.tick),
             own_loop("reconcile", self._name, self._reconcile, jitter=cryptographic_jitter),
+            *([Ticking("remains", self._follow, REMAINS_SECONDS)] if self._old is not None else []),
         ]
 
     def run(self) -> int:
@@ -131,8 +157,15 @@ class ReplicaProcess:
             self._fence.vouched(asked)
 
     def _reconcile(self) -> None:
+        if self._stop.is_set():
+            return  # what it adopted or claimed now, it would soon leave to others again
         report: Report = reconcile(
-            claimant=str(self._replica.incarnation), by=self._name, self_id=self._replica.pk, sweep=self._sweep
+            claimant=str(self._replica.incarnation),
+            by=self._name,
+            self_id=self._replica.pk,
+            machine=self._identity.machine,
+            adopt=self._legacy.adopt,
+            sweep=self._legacy.sweep,
         )
         if report.did_something() or report.error:
             log.info("recovery.pass", extra={"report": report.as_dict()})
@@ -146,6 +179,8 @@ class ReplicaProcess:
             drained = self._driver.drain(0.5)
         if not drained:
             drained = self._driver.stop_now(SETTLED_SECONDS)
+        if self._old is not None:
+            drained = self._old.end(SETTLED_SECONDS) and drained
         for loop in self._loops:
             loop.stop()
         self._executor.slots.close()
@@ -161,15 +196,28 @@ class ReplicaProcess:
         return 0 if drained and left else 1
 
     def _abandon(self) -> int:
-        """Declared dead: write nothing under this incarnation, stop what has moved on, come back as another."""
+        """Declared dead: nothing is written under this incarnation any more. Its runs are the next one's matter."""
+        self._control.silence()
         self._leading.stop()
-        self._keeper.abandon()
-        gone = self._driver.drain(SETTLED_SECONDS)
         for loop in self._loops:
             loop.stop()
-        log.warning("replica.abandoned", extra={"replica": self._name, "stopped_all": gone})
+        if self._old is not None:
+            self._old.end(SETTLED_SECONDS)
+        log.warning("replica.abandons", extra={"replica": self._name, "held": len(self._driver.held)})
         connection.close()
         return EXIT_DECLARED_DEAD
+
+    def remains(self) -> Remains:
+        """What this incarnation still executes, after it found itself declared dead."""
+        remains = Remains(self._driver, self._keeper, self._executor.name)
+        remains.begin()
+        return remains
+
+    def _follow(self) -> None:
+        if self._old is not None and self._old.tick():
+            self._old.driver.drain(SETTLED_SECONDS)
+            log.info("replica.remains_gone", extra={"replica": self._name})
+            self._old = None
 
 
 def _log_event(event: str, /, **fields: object) -> None:

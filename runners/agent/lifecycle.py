@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOG_PATIENCE_SECONDS = 60.0
 SHUTDOWN = "shutdown"
 # Ends that say nothing about the run: the control plane decides between another attempt and an interruption.
-_NOT_ITS_OWN = {SHUTDOWN, "lost", "fenced", "displaced", "no_slot"}
+_NOT_ITS_OWN = {SHUTDOWN, "lost", "fenced", "adopted", "no_slot"}
 # Ends that look like the run's own and may be the watchdog's doing.
 _ITS_OWN = {"", "oom", "executor_error"}
 _ENDINGS = {"cancelled": Ending.CANCELLED, "timeout": Ending.TIMED_OUT}
@@ -45,7 +45,8 @@ def nothing(hold: Hold) -> None:
 class Lifecycle:
     """What every run of a driver goes through.
 
-    `forget` drops a hold of which nothing is to be reported, `unplace` gives back a place that was not entered.
+    `forget` drops a hold of which nothing is to be reported, `displaced` judges one whose run has moved on, `unplace`
+    gives back a place that was not entered.
     """
 
     def __init__(  # noqa: PLR0917 - made in one place, by the driver
@@ -55,9 +56,11 @@ class Lifecycle:
         outbox: Outbox,
         forget: Callable[[Hold], None],
         on_event: OnEvent,
+        displaced: Callable[[Hold], None],
         fence: Fence | None = None,
         unplace: Callable[[Hold], None] = nothing,
     ) -> None:
+        self._displaced = displaced
         self._control = control
         self._executor = executor
         self._outbox = outbox
@@ -85,7 +88,7 @@ class Lifecycle:
             end = Exit(None, error.reason, str(error))
         except Exception as error:  # noqa: BLE001 - told with its stack; then the slot is proved empty before it is freed
             self._tell(hold, "driver_error", error=repr(error), stack=traceback.format_exc())
-            self._until_confirmed(hold, lambda: self._executor.sweep(labels))
+            self._until_confirmed(hold, lambda: self._executor.sweep(hold.maker or labels))
             end = Exit(None, "executor_error", f"the driver failed: {error!r}")
         self._unplace(hold)
         end = self._unfenced(hold, end, began)
@@ -105,10 +108,7 @@ class Lifecycle:
         return end
 
     def _execute(self, hold: Hold, labels: Mapping[str, str]) -> Exit:
-        # Once before anything is made, and once more by the executor before it starts what it made.
-        may_start = functools.partial(self._ask, hold)
-        may_start()
-        execution = self._executor.start(hold.assignment, hold.logs.write, labels, may_start)
+        execution = self._made(hold, labels)
         hold.attach(execution)
         self._tell(hold, "running")
         end = self._wait(hold, execution)
@@ -123,6 +123,14 @@ class Lifecycle:
             raise NotStarted("timeout", f"the time of run {hold.key.run} was over before it could be started")
         if self._fence is not None:
             self._fence.ask(hold.key)
+
+    def _made(self, hold: Hold, labels: Mapping[str, str]) -> Execution:
+        if hold.maker is not None:
+            return self._executor.adopt(hold.assignment, hold.logs.write, hold.maker)
+        # Once before anything is made, and once more by the executor before it starts what it made.
+        may_start = functools.partial(self._ask, hold)
+        may_start()
+        return self._executor.start(hold.assignment, hold.logs.write, labels, may_start)
 
     def _wait(self, hold: Hold, execution: Execution) -> Exit:
         try:
@@ -152,7 +160,7 @@ class Lifecycle:
             hold.logs.flush(lambda offset, data: self._control.append_log(hold.key, offset, data))
         except Superseded:
             hold.logs.discard()
-            hold.stop("superseded", superseded=True)
+            self._displaced(hold)
 
     def _deliver_log(self, hold: Hold) -> None:
         """The last of the log goes before the result; a control plane that takes no logs may not hold that up long."""

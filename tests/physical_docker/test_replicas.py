@@ -117,3 +117,22 @@ def test_who_waits_too_long_for_a_place_goes_back(instance: Instance, fleet: Fle
     assert not instance.snapshot().waiting
     occupant.do(do="cancel", run=1)
     eventually(lambda: states(runs) == {"running": 1}, 30)
+
+
+@pytest.mark.rule("R10", "P8")
+def test_an_adopted_container_keeps_its_place(instance: Instance, observer: Observer, fleet: Fleet) -> None:
+    victims = {name: fleet.replica(name, **variables(instance, 1))[0] for name in ("one", "two")}
+    (run,) = submit(instance, 1)
+    eventually(lambda: instance.running() == 1, 60)
+    (before,) = instance.snapshot().holders
+    maker = Run.objects.get(pk=run).driver_name
+    victims[maker].fail("killed")
+    eventually(lambda: instance.snapshot().holders[0].owner != before.owner, 25, "another process owns the token")
+    (after,) = instance.snapshot().holders
+    assert (after.token, after.container_id, after.recovering) == (before.token, before.container_id, False)
+    assert Run.objects.get(pk=run).driver_name != maker
+    remains(lambda: instance.containers() == {before.container_id: "running"}, 3)
+    cancel_runs([run], actor=SYSTEM)
+    eventually(lambda: states([run]) == {"cancelled": 1} and not instance.holders(), 30)
+    assert Run.objects.get(pk=run).attempt == 1
+    assert observer.count("start") == observer.count("create") == 1

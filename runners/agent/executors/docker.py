@@ -7,15 +7,24 @@ from typing import TYPE_CHECKING
 
 from runners.agent.executors import container_config as config
 from runners.agent.executors import scratch
-from runners.agent.executors.base import Execution, ExecutorError, ImageUnavailable, LogSink, MayStart, always
+from runners.agent.executors.base import (
+    Execution,
+    ExecutorError,
+    ImageUnavailable,
+    LogSink,
+    Made,
+    MayStart,
+    always,
+)
 from runners.agent.executors.docker_adapter import DockerAdapter, NotFound
+from runners.agent.executors.docker_adopting import adopt, look
 from runners.agent.executors.docker_execution import DockerExecution
 from runners.agent.executors.docker_sweep import remove_all
 from runners.agent.executors.late_creates import LateCreates
 from runners.agent.executors.slots import UNRESTRICTED, Place, SlotKeeper, wait_for_place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from runners.agent.assignment import Assignment
@@ -84,9 +93,17 @@ class DockerExecutor:
             raise ExecutorError("the place just reserved is not known any more; this is a defect, report it")
         return place, labels
 
-    def sweep(self, labels: Mapping[str, str]) -> int:
+    def look(self, labels: Mapping[str, str]) -> list[Made]:
+        """See `Executor.look`."""
+        return look(self.adapter, labels)
+
+    def adopt(self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str]) -> Execution:
+        """See `Executor.adopt`. `labels` name the incarnation that made it."""
+        return adopt(self.adapter, assignment, sink, labels, self.slots)
+
+    def sweep(self, labels: Mapping[str, str], spare: Collection[str] = ()) -> int:
         """Remove every container with these labels, in any state, and confirm each."""
-        return remove_all(self.adapter, labels)
+        return remove_all(self.adapter, labels, spare)
 
     def _place_files(self, assignment: Assignment, name: str) -> Path | None:
         if not assignment.spec.files:
@@ -122,7 +139,7 @@ class DockerExecutor:
         alias = self._aliases.get(image)
         if alias is not None:
             log.warning("image %s is not present; using %s as configured", image, alias)
-            sink(f"[wharfinger: image {image} is not present here; using {alias} as configured]\n".encode())
+            sink(config.alias_note(image, alias))
             return alias
         try:
             self.adapter.pull(image)

@@ -128,6 +128,9 @@ class _AnyPlace:
         remove(None)
 
 
+NO_PLACE: Final = _AnyPlace()
+
+
 class Unrestricted:
     """Places without end (rule P3: self-hosted, no limit set)."""
 
@@ -154,11 +157,11 @@ class Unrestricted:
 
     def enter(self, labels: Mapping[str, str]) -> Place | None:
         """Always one."""
-        return _AnyPlace()
+        return NO_PLACE
 
     def adopt(self, token: str, container: str) -> Place:
         """Nobody else counts it either."""
-        return _AnyPlace()
+        return NO_PLACE
 
 
 UNRESTRICTED: Final = Unrestricted()
