@@ -84,7 +84,7 @@ class ReplicaProcess:
         driver = replica_driver(self._replica)
         self._legacy = Legacy(self._executor, driver)
         self._envelope = MachineEnvelope(driver, self._identity.machine, lambda: len(self._driver.held))
-        control = DatabaseControl(driver, self._envelope.narrow)
+        control = DatabaseControl(self._envelope.bounding(), self._envelope.narrow)
         labels = {LABEL_DRIVER: str(self._replica.incarnation)}
         self._fence = make_replica_fence(self._executor, labels, _log_event, registered_at)
         self._control = control
