@@ -53,10 +53,8 @@ def _physical() -> Iterator[Metric]:
     yield gauge("physical_limit", "Slots of the generation in force.", config.limit if config else None)
     yield gauge("physical_generation", "The generation in force.", config.generation if config else None)
     yield gauge("physical_lockdown", "1: nothing new begins.", bool(config.lockdown_id) if config else None)
-    waited = [waiter.age_seconds for waiter in snapshot.waiting] if snapshot else []
-    yield gauge(
-        "physical_longest_wait_seconds", "Of who waits for a slot.", max(waited, default=0) if snapshot else None
-    )
+    waited = max((waiter.age_seconds for waiter in snapshot.waiting), default=0.0) if snapshot else None
+    yield gauge("physical_longest_wait_seconds", "Of who waits for a slot.", waited)
     there = {s: getattr(newest, f"containers_{s}") for s in ("running", "created", "other")} if newest else {}
     yield gauges("physical_containers", "Of the instance, as its newest pass found them.", "state", there)
     yield gauge("physical_pass_age_seconds", "Since that pass.", newest.age_seconds if newest else None)

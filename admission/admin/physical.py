@@ -20,13 +20,12 @@ from admission.models import PhysicalReport
 from admission.physical.entitlement import TIERS, Entitlement, Unrestricted
 from admission.physical.protocol import HOLD_SECONDS
 from admission.physical.results import Holder, Waiter
-from admission.services.physical import Process, SlotsView, read_slots, reconcile_now
+from admission.services.physical import SILENT_SECONDS, Process, SlotsView, read_slots, reconcile_now
 from controlplane.admin_base import ReadOnlyAdmin, render
 from controlplane.admin_base.verbs import Order, Outcome, Preview, Verb
 
 REFRESH_SECONDS = 2
 SHOWN_WAITERS = 50
-SILENT_SECONDS = 120.0
 STATE_TONES = {"reserved": "ready", "running": "run", "recovering": "warn"}
 
 
@@ -127,8 +126,8 @@ def drawn(view: SlotsView) -> dict[str, Any]:
         "newest": view.processes[0] if view.processes else None,
         "newest_age": ago(view.processes[0].age_seconds, view.as_of) if view.processes else "",
         "processes": [_process(p, view) for p in view.processes],
-        "request": view.request,
-        "request_age": ago(view.request.age_seconds, view.as_of) if view.request else "",
+        "asked": view.request,
+        "asked_age": ago(view.request.age_seconds, view.as_of) if view.request else "",
     }
 
 

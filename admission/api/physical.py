@@ -13,7 +13,6 @@ from rest_framework.response import Response
 
 from admission.api.principals import MAX_REASON, actor_of, require
 from admission.physical.entitlement import Entitlement, Unrestricted
-from admission.physical.results import HolderState
 from admission.services.physical import SlotsView, read_slots, reconcile_now
 from controlplane.api.parsing import parse_body
 from controlplane.api.views import View
@@ -40,7 +39,7 @@ class SlotHolderSerializer(serializers.Serializer[Any]):
     """One taken slot."""
 
     token = serializers.CharField()
-    state = serializers.ChoiceField([state.value for state in HolderState])
+    state = serializers.CharField(help_text="As stored: reserved, running or fenced.")
     recovering = serializers.BooleanField(help_text="Fenced or past its deadline: taken until removal is confirmed.")
     owner = serializers.CharField()
     run = serializers.CharField(allow_blank=True, help_text="run/attempt")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from admission.physical.errors import PhysicalError, Superseded
+from admission.physical.errors import NotVerified, PhysicalError, Superseded
 from admission.physical.protocol import PhysicalSlots
 from admission.physical.results import Acquire, Acquired, Reason
 
@@ -84,6 +84,8 @@ class Waiter:
         except PhysicalError as error:
             # Unknown is neither yes nor no: the same token is asked for again, and nothing is started meanwhile.
             self._error = str(error)
+            if isinstance(error, NotVerified):
+                self._note()
             return False
 
     def _ask(self) -> bool:
@@ -96,8 +98,15 @@ class Waiter:
         elif answer.recoverable:
             self._recover()
         if answer.outcome is not Acquired.WAIT:
-            self._slots.wait_on(self._token, self._owner, self._run)
+            self._note()
         return False
+
+    def _note(self) -> None:
+        """Also who waits for the gate or for a lockdown's end is waiting (P15)."""
+        try:
+            self._slots.wait_on(self._token, self._owner, self._run)
+        except PhysicalError as error:
+            log.warning("a waiting token could not be noted: %s", error)
 
     def _pause(self, deadline: float) -> None:
         jittered = POLL_SECONDS * (0.5 + secrets.randbelow(1000) / 1000)

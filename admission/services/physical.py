@@ -29,6 +29,9 @@ PAGE_SECONDS = 0.4
 """A page's patience with each of the four exchanges that a new connection takes: together it never waits for 2 s."""
 
 FORGOTTEN_SECONDS = 3600.0
+SILENT_SECONDS = 120.0
+"""A process without a pass for this long is shown as silent, and judged no more."""
+
 SHOWN_PROCESSES = 200
 
 NO_SERVER = "REDIS_URL is not set: physical slots are kept in Redis or Valkey; set it, the same for every process"
@@ -216,7 +219,8 @@ def _drift(entitlement: Entitlement, snapshot: Snapshot | None, processes: tuple
             f"generation {config.generation} with limit {config.limit} is in force, this process has generation "
             f"{entitlement.generation} with limit {entitlement.limit}"
         )
-    others = sorted({p.process for p in processes if config and p.generation != config.generation})
+    heard = [p for p in processes if p.age_seconds <= SILENT_SECONDS]
+    others = sorted({p.process for p in heard if config and p.generation != config.generation})
     if others:
         found.append(f"of another generation than the one in force: {', '.join(others)}")
     return found

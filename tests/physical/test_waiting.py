@@ -118,6 +118,21 @@ def test_the_first_execution_of_a_new_generation_installs_it(make_world: Callabl
     assert superseded.waited_seconds < 1
 
 
+@pytest.mark.rule("P15")
+def test_who_waits_for_the_gate_is_waiting_too(make_world: Callable[..., World]) -> None:
+    world = make_world(limit=1)
+    world.shelf.containers["left"] = container_id()
+    world.shelf.stuck.add("left")
+    slots = world.process()
+    thread, answers = in_thread(lambda: waiter(slots).until(now() + 30))
+    until(lambda: slots.read().counts.waiting == 1)
+    assert slots.read().holders == ()
+    world.shelf.stuck.clear()
+    thread.join()
+    assert answers[0].ok
+    assert slots.read().counts.waiting == 0
+
+
 def test_a_cancelled_wait_ends_without_another_ask(make_world: Callable[..., World]) -> None:
     slots = make_world(limit=1).process()
     assert slots.acquire(new_token(), "a").ok

@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("admission", "0004_probes_and_deletions"),
+        ("admission", "0005_attempt_maker"),
     ]
 
     operations = [

@@ -23,8 +23,8 @@ class Migration(migrations.Migration):
     """Data only."""
 
     dependencies = (
-        ("controlplane", "0002_leadership"),
-        ("admission", "0005_physical_reports"),
+        ("controlplane", "0003_recovery"),
+        ("admission", "0006_physical_reports"),
     )
 
     operations = (migrations.RunPython(install, migrations.RunPython.noop),)
