@@ -40,7 +40,7 @@ class Launcher:
         self.pause_at = given.get("pause_at", "")
         self.adapter = DockerAdapter(given.get("endpoint"))
         self.keeper: Any = make_keeper(os.environ, self.adapter, Times(**given["times"]))
-        self.executor = DockerExecutor(self.adapter, slots=self.keeper)
+        self.executor = DockerExecutor(self.adapter, slots=self.keeper, place_seconds=given.get("wait", 600.0))
         self.cancelled: set[int] = set()
         self.executions: dict[int, Any] = {}
         if self.pause_at:

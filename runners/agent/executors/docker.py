@@ -21,7 +21,7 @@ from runners.agent.executors.docker_adopting import adopt, look
 from runners.agent.executors.docker_execution import DockerExecution
 from runners.agent.executors.docker_sweep import remove_all
 from runners.agent.executors.late_creates import LateCreates
-from runners.agent.executors.slots import UNRESTRICTED, Place, SlotKeeper, wait_for_place
+from runners.agent.executors.slots import UNRESTRICTED, WAIT_SECONDS, Place, SlotKeeper, wait_for_place
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -37,7 +37,8 @@ class DockerExecutor:
 
     `image_aliases` names the image to use where the asked one is not present: for machines that reach no registry.
     Its use is logged and written into the run's own log. `slots` is asked for a place before anything is made: this is
-    the one function by which containers of executions come into being (rule P2).
+    the one function by which containers of executions come into being (rule P2). A driver reserves before it asks for
+    the start; who reserved nothing waits in `start`, for `place_seconds` at most.
     """
 
     name = "docker"
@@ -47,11 +48,13 @@ class DockerExecutor:
         adapter: DockerAdapter | None = None,
         image_aliases: Mapping[str, str] | None = None,
         slots: SlotKeeper = UNRESTRICTED,
+        place_seconds: float = WAIT_SECONDS,
     ) -> None:
         self.adapter = adapter or DockerAdapter()
         self.daemon = self.adapter.identity()
         self._aliases = dict(image_aliases or {})
         self.slots = slots
+        self._place_seconds = place_seconds
         self._late = LateCreates(self.adapter)
 
     @property
@@ -87,7 +90,8 @@ class DockerExecutor:
         """The place that the labels name; whoever reserved none waits for one here."""
         place = self.slots.enter(labels)
         if place is None:
-            labels = {**labels, **wait_for_place(self.slots, assignment.run, assignment.attempt, may_start)}
+            run, attempt = assignment.run, assignment.attempt
+            labels = {**labels, **wait_for_place(self.slots, run, attempt, may_start, self._place_seconds)}
             place = self.slots.enter(labels)
         if place is None:
             raise ExecutorError("the place just reserved is not known any more; this is a defect, report it")

@@ -275,8 +275,10 @@ class DockerAdapter:
         """Make a volume if none of that name is there; returns the labels of the one that is. The first wins."""
         client = self._client()
         with _told_apart(f"recording {name}"):
-            answer: Json = client.create_volume(name, labels=dict(labels))
-        return dict(answer.get("Labels") or {})
+            client.create_volume(name, labels=dict(labels))
+            # Read apart: to a create of what is there, an engine that was restarted since answers without labels.
+            there: Json = client.inspect_volume(name)
+        return dict(there.get("Labels") or {})
 
     def volumes(self, labels: Mapping[str, str]) -> list[dict[str, str]]:
         """The labels of each volume that has all these."""

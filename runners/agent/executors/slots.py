@@ -102,7 +102,9 @@ class SlotKeeper(Protocol):
 
 
 class _AnyPlace:
-    """Unrestricted: the right that nobody counts."""
+    """Unrestricted: the right that nobody counts. One for all."""
+
+    __slots__ = ()
 
     lost: Final = ""
     displaced: Final = False

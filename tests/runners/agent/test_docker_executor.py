@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,7 +13,7 @@ from runners.agent.executors import docker_sweep
 from runners.agent.executors.base import ExecutorError, ImageUnavailable
 from runners.agent.executors.docker import DockerExecutor
 from runners.agent.executors.docker_adapter import DEFAULT_ENDPOINT, DaemonSilent, DockerAdapter
-from runners.agent.executors.slots import Place, Unrestricted
+from runners.agent.executors.slots import NO_PLACE, Place, Unrestricted
 from tests.runners.agent.conftest import LABELS, assignment, eventually, execute
 from tests.runners.agent.proxy import DockerProxy
 
@@ -261,8 +261,10 @@ class Refusing(Unrestricted):
     """Its places refuse the registration."""
 
     def __init__(self, refuse: Callable[[str], None]) -> None:
-        self.place: Any = super().enter({})
-        self.place.register = refuse
+        class Refused(type(NO_PLACE)):  # type: ignore[misc]
+            register = staticmethod(refuse)
+
+        self.place: Place = Refused()
 
     def enter(self, labels: Mapping[str, str]) -> Place | None:
         return self.place
