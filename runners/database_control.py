@@ -22,7 +22,7 @@ from runners.services import logs
 
 T = TypeVar("T")
 
-DRAIN_REASONS = frozenset({"drained", "shutdown", "fenced"})
+DRAIN_REASONS = frozenset({"drained", "shutdown", "fenced", "no_slot"})
 """Given back because the driver stops or was not allowed to start it, not because something was wrong with the run: no
 attempt is burned (rule R14)."""
 

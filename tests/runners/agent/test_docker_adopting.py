@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runners.agent.clock import now
-from runners.agent.executors.base import Execution, ExecutorError, Exit, NotAdoptable
+from runners.agent.executors.base import Execution, Exit, NotAdoptable
 from runners.agent.executors.docker import DockerExecutor
+from runners.agent.executors.slots import Place, PlaceLost, Unrestricted
 from tests.runners.agent.conftest import LABELS, assignment, eventually
 from tests.runners.agent.proxy import DockerProxy
 
@@ -147,14 +148,15 @@ def test_the_place_comes_first_and_who_does_not_get_it_adopts_nothing(
     given = dead.starts(["sleep", "60"], image=local_image)
     asked: list[tuple[str, str]] = []
 
-    def refuse(token: str, container: str) -> None:
-        asked.append((token, container))
-        raise ExecutorError("it has expired")
+    class Refusing(Unrestricted):
+        def adopt(self, token: str, container: str) -> Place:
+            asked.append((token, container))
+            raise PlaceLost("it has expired")
 
-    end = finish(DockerExecutor(adapter, before_adopt=refuse).adopt(given, lambda data: None, dead.labels))
+    end = finish(DockerExecutor(adapter, slots=Refusing()).adopt(given, lambda data: None, dead.labels))
     assert (end.reason, end.detail) == ("lost", "not adoptable: it has expired")
     [(token, container)] = asked
-    assert token.startswith("wharfinger-1-1-1-")
+    assert len(token) == 32
     assert adapter.is_gone(container)
 
 
