@@ -13,6 +13,7 @@ from admission.sql import (
     admitting,
     driving,
     ending,
+    metrics,
     permits,
     probes,
     quotas,
@@ -82,7 +83,15 @@ SELECT (SELECT array_agg(id) FROM (SELECT id FROM admission_run WHERE state = 'r
 """
 
 # Readings of the whole ledger by their nature: audits and sums, on no hot path.
-WHOLE = {"readings.READ_DRIFT", "sweeping.READ_STUCK", "sweeping.SAMPLE", "why.READ_STANDING"}
+WHOLE = {
+    "metrics.READ_FULLEST",
+    "metrics.READ_LEDGER",
+    "metrics.READ_TENANTS",
+    "readings.READ_DRIFT",
+    "sweeping.READ_STUCK",
+    "sweeping.SAMPLE",
+    "why.READ_STANDING",
+}
 # Conditions that stand in other statements.
 PARTS = {"sweeping.PERMIT_LAPSED"}
 
@@ -157,6 +166,8 @@ def parameters() -> dict[str, Any]:
         "lease": 120,
         "lapse": 1800,
         "cap": 1_000_000,
+        "heads": 1_000,
+        "rows": 100,
         "stuck": 600,
         "queued": sample["queued"],
         "machine": "m",
@@ -240,6 +251,6 @@ def test_every_module_of_statements_is_looked_at() -> None:
     names = {name.partition(".")[0] for name in ledger.all_statements()}
     expected = {
         m.__name__.rpartition(".")[2]
-        for m in (admitting, driving, ending, permits, probes, quotas, readings, submitting, sweeping, why)
+        for m in (admitting, driving, ending, metrics, permits, probes, quotas, readings, submitting, sweeping, why)
     }
     assert names == expected
