@@ -80,6 +80,11 @@ class DatabaseControl:
         drained = reason in DRAIN_REASONS
         _call(lambda: runs.give_back(self.driver, _holds(keys), storable(reason, MAX_DETAIL), drained=drained))
 
+    def goes_on(self, key: RunKey, attempt: int) -> bool:
+        """Whether another adopted this attempt."""
+        held = (key.run, attempt)
+        return held in _call(lambda: runs.adopted_by_others(self.driver, [held]))
+
     def thread_ends(self) -> None:
         """Close this thread's connection: each thread has its own, and each run has a thread."""
         connection.close()
