@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from admission.sql.blocks import BOUND_IDLE
+
 # A living replica proves itself inside an admission. FOR KEY SHARE: admissions of one replica do not wait for each
 # other or for its beat; a declaration of death (FOR UPDATE) waits for them, and they see it. 0 rows: declared dead, or
 # draining. Index: primary key.
-LOCK_DRIVER: Final = """
-SELECT id FROM recovery_replica
+LOCK_DRIVER: Final = f"""
+SELECT id, {BOUND_IDLE} FROM recovery_replica
 WHERE id = %(replica)s AND declared_dead_at IS NULL AND draining_at IS NULL FOR KEY SHARE
 """
 
