@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import dataclass, field
 from types import FrameType
 
 from django.db import DatabaseError, connection
@@ -44,16 +45,25 @@ EXIT_DECLARED_DEAD = 75
 
 def run_replica(name: str) -> int:
     """Run a replica until it is told to stop, under one incarnation after the other; returns the exit code."""
-    process = ReplicaProcess(name)
+    asked = Asked()
+    process = ReplicaProcess(name, asked)
     while (code := process.run()) == EXIT_DECLARED_DEAD:
         remains = process.remains()
         try:
-            process = ReplicaProcess(name, remains)
+            process = ReplicaProcess(name, asked, remains)
         except (DomainError, ExecutorError, DatabaseError):
             log.exception("replica.not_reborn")
             remains.end(SETTLED_SECONDS)
             break
     return code
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What signals asked of this process, whichever incarnation was there to hear them."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    now: threading.Event = field(default_factory=threading.Event)
 
 
 class ReplicaProcess:
@@ -62,8 +72,9 @@ class ReplicaProcess:
     `remains`: what the incarnation before it in this process still executes.
     """
 
-    def __init__(self, name: str, remains: Remains | None = None) -> None:
+    def __init__(self, name: str, asked: Asked, remains: Remains | None = None) -> None:
         settings = conf()
+        self._asked = asked
         self._old = remains
         self._identity = current_process()
         self._name = name or f"{self._identity.host}-{self._identity.pid}"
@@ -74,8 +85,6 @@ class ReplicaProcess:
         registered_at = now()
         self._replica = register_replica(self._name, self._identity, machine)
         self._sweep = make_sweep(self._executor)
-        self._stop = threading.Event()
-        self._now = threading.Event()
         self._dead = threading.Event()
         driver = replica_driver(self._replica)
         self._envelope = MachineEnvelope(driver, self._identity.machine, lambda: len(self._driver.held))
@@ -123,15 +132,15 @@ class ReplicaProcess:
         # This thread now only waits. Kept open, its connection would be dead after a restart of the database, and the
         # goodbye would fail: no lease handed back, and a peer waiting for this replica's silence.
         connection.close()
-        while not self._stop.wait(0.2) and not self._dead.is_set():
+        while not self._asked.stop.wait(0.2) and not self._dead.is_set():
             pass
         return self._abandon() if self._dead.is_set() else self._goodbye()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """The first asks for a clean stop, the second for one without waiting for the work."""
-        if self._stop.is_set():
-            self._now.set()
-        self._stop.set()
+        if self._asked.stop.is_set():
+            self._asked.now.set()
+        self._asked.stop.set()
 
     def _beat(self) -> None:
         if os.getpid() != self._identity.pid:
@@ -164,7 +173,7 @@ class ReplicaProcess:
         self._leading.stop()
         deadline = time.monotonic() + conf().drain_seconds
         drained = False
-        while not drained and not self._now.is_set() and time.monotonic() < deadline:
+        while not drained and not self._asked.now.is_set() and time.monotonic() < deadline:
             drained = self._driver.drain(0.5)
         if not drained:
             drained = self._driver.stop_now(SETTLED_SECONDS)
