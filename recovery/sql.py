@@ -218,10 +218,10 @@ RETURNING id, run_id, epoch, reason
 # Take due debts to look at: `next_at` moves forward in this statement, so each is one process's, and a process that
 # dies with it is succeeded when that time comes. Doubling waits, at most an hour. Debts of a machine on which a living
 # replica of that kind can look are left to it. Locks: debts, skipping those being taken.
-# Index: debt_due, replica_beat.
+# Index: debt_due, replica_beat, run's primary key.
 TAKE_DUE: Final = """
 WITH due AS (
-    SELECT b.id FROM recovery_recoverydebt b
+    SELECT b.id, b.run_id FROM recovery_recoverydebt b
     WHERE b.closed_at IS NULL AND b.next_at <= statement_timestamp()
       AND (b.machine = %(machine)s OR NOT EXISTS (
           SELECT FROM recovery_replica d
@@ -233,8 +233,8 @@ UPDATE recovery_recoverydebt b
 SET tried_at = statement_timestamp(), attempts = b.attempts + 1,
     next_at = statement_timestamp() + make_interval(
         secs => least(%(wait_seconds)s * power(2, least(b.attempts, 16)), %(longest_seconds)s))
-FROM due d WHERE b.id = d.id AND b.closed_at IS NULL
-RETURNING b.id, b.run_id, b.epoch, b.dead, b.silent_at, b.attempts, b.escalated_at IS NOT NULL AS escalated
+FROM due d LEFT JOIN admission_run r ON r.id = d.run_id WHERE b.id = d.id AND b.closed_at IS NULL
+RETURNING b.id, b.run_id, b.epoch, b.dead, r.attempt, r.state
 """
 # Why it could not be decided this time; past the limit of attempts it is escalated, once. Index: primary key.
 KEEP_DEBTS: Final = """
@@ -318,6 +318,26 @@ DEBT_DUE: Final = (
     " AND EXISTS (SELECT FROM recovery_recoverydebt b WHERE b.closed_at IS NULL AND b.run_id = r.id"
     " AND b.epoch = r.epoch AND b.silent_at < statement_timestamp() - make_interval(secs => %(window_seconds)s))"
 )
+
+# Why a run is adopted: the driver that left it was declared dead, which is final, or its row is gone even.
+DRIVER_GONE: Final = (
+    "r.driver_kind = 'replica' AND r.driver_id = %(dead)s AND NOT EXISTS ("
+    "SELECT FROM recovery_replica d WHERE d.id = r.driver_id AND d.declared_dead_at IS NULL)"
+)
+
+# A replica that adopts lives, and may not be declared dead before its adoptions committed: then they are seen. Unlike
+# LOCK_DRIVER also while it drains: what it adopts is executed anyway. 0 rows: declared dead. Index: primary key.
+LOCK_ADOPTER: Final = """
+SELECT id FROM recovery_replica WHERE id = %(replica)s AND declared_dead_at IS NULL FOR KEY SHARE
+"""
+
+# What a dead replica drove and had not made itself, and now nobody drives: it had adopted it. Index: run_driver,
+# attempt_number.
+READ_HEIRLOOMS: Final = """
+SELECT r.id, r.attempt, t.maker FROM admission_run r
+JOIN admission_attempt t ON t.run_id = r.id AND t.number = r.attempt
+WHERE r.driver_kind = 'replica' AND r.driver_id = %(dead)s AND r.state = 'running' AND t.maker <> %(incarnation)s
+"""
 
 # Replicas as others see them, those heard last, with how many slots each has in use, and what its machine had by the
 # newest fresh sample (none: all of the envelope). No locks. Index: replica_beat, run_driver, probe_machine.

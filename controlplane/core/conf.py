@@ -75,6 +75,10 @@ class ControlPlaneSettings:
     queue_depth_global: int = _doc(1_000_000, "Queued runs over all tenants; beyond it submits get 429.")
     queue_depth_tenant: int = _doc(100_000, "Queued runs of one tenant; beyond it submits get 429.")
     admission_batch: int = _doc(100, "Runs admitted in one transaction at most.")
+    metrics_token: str = _doc(
+        "", "What a scraper of /metrics sends as its bearer token; empty: operators' tokens only."
+    )
+    metrics_tenants: int = _doc(100, "So many of the fullest tenants have metrics of their own.")
     log_cap_bytes: int = _doc(16 << 20, "Stored output of one attempt; the rest is cut, visibly.")
     log_retention_days: float = _doc(30.0, "Output is deleted this long after the run ended.")
 

@@ -20,8 +20,9 @@ from django.db import DatabaseError, connection
 from controlplane.core.conf import conf
 from controlplane.core.errors import DomainError
 from controlplane.core.identity import current_process
+from recovery.replica.adoption import Legacy
 from recovery.replica.envelope import MachineEnvelope
-from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
+from recovery.replica.executor import LABEL_DRIVER, make_executor
 from recovery.replica.fence import make_replica_fence
 from recovery.replica.holds import HoldKeeper
 from recovery.replica.leading import Leading, own_loop
@@ -84,11 +85,11 @@ class ReplicaProcess:
         )
         registered_at = now()
         self._replica = register_replica(self._name, self._identity, machine)
-        self._sweep = make_sweep(self._executor)
         self._dead = threading.Event()
         driver = replica_driver(self._replica)
+        self._legacy = Legacy(self._executor, driver)
         self._envelope = MachineEnvelope(driver, self._identity.machine, lambda: len(self._driver.held))
-        control = DatabaseControl(driver, self._envelope.narrow)
+        control = DatabaseControl(self._envelope.bounding(), self._envelope.narrow)
         labels = {LABEL_DRIVER: str(self._replica.incarnation)}
         self._fence = make_replica_fence(self._executor, labels, _log_event, registered_at)
         self._control = control
@@ -123,7 +124,7 @@ class ReplicaProcess:
         beat_loop, *others = self._loops
         beat_loop.start()
         log.info("replica.started", extra={"replica": self._name, "pid": self._identity.pid})
-        self._reconcile()
+        self._look_first()
         for loop in others:
             loop.start()
         self._leading.start()
@@ -157,13 +158,23 @@ class ReplicaProcess:
         elif self._fence is not None:
             self._fence.vouched(asked)
 
+    def _look_first(self) -> None:
+        """Before anything is claimed. What fails here is looked at again by the loop: it never keeps a boot (R11)."""
+        try:
+            self._reconcile()
+        except DatabaseError:
+            log.exception("recovery.first_look_failed")
+
     def _reconcile(self) -> None:
+        if self._asked.stop.is_set():
+            return  # what it adopted or claimed now, it would soon leave to others again
         report: Report = reconcile(
             claimant=str(self._replica.incarnation),
             by=self._name,
             self_id=self._replica.pk,
             machine=self._identity.machine,
-            sweep=self._sweep,
+            adopt=self._legacy.adopt,
+            sweep=self._legacy.sweep,
         )
         if report.did_something() or report.error:
             log.info("recovery.pass", extra={"report": report.as_dict()})

@@ -9,6 +9,9 @@ from django.utils import timezone
 
 from recovery.models import Replica
 from tests import ledger
+from tests.fencing.conftest import local_image
+
+__all__ = ["local_image", "witness"]
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from django.utils import timezone
 from admission.models import Attempt, Run, Tenant
 from recovery.models import RecoveryAction, RecoveryClaim, Replica
 from recovery.services.replicas import replica_driver
+from runners.agent.executors.docker_adapter import DockerAdapter
+from runners.agent.executors.images import ensure_python_image
 from tests import ledger
 from tests.fencing.world import until
 from tests.own_server import OwnServer, own_server
@@ -51,7 +53,8 @@ def killed_again_and_again(
     each = runs // len(tenants)
     shortest, longest = seconds
     lengths = [shortest + (longest - shortest) * n / (each - 1) for n in range(each)]
-    submitted = [run for tenant in tenants for run in fleet.submit(tenant, lengths)]
+    image = ensure_python_image(adapter=DockerAdapter()) if fleet.executor == "docker" else ""
+    submitted = [run for tenant in tenants for run in fleet.submit(tenant, lengths, image)]
     for _ in range(3):
         fleet.replica(wait=False)
     living = list(fleet.members)
