@@ -12,15 +12,16 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from django.conf import settings as django_settings
+from django.utils import timezone
 
 from admission.models import Attempt, Run, Tenant
 from recovery.models import RecoveryAction, Replica
+from recovery.services.replicas import replica_driver
 from tests import ledger
 from tests.fencing.world import arguments_of, processes, start_process, until
 
@@ -234,6 +235,12 @@ def settled_after(fleet: Fleet) -> Iterator[tuple[str, float]]:
             yield member.name, last.at.timestamp() - member.killed_at
 
 
-def control_plane(scale: float) -> dict[str, Any]:
-    """The settings of the test's own process, with the same windows."""
-    return {**django_settings.CONTROLPLANE, **windows(scale)}
+def dead_replica(tenant: Tenant, count: int, *, machine: str = "another") -> tuple[Replica, list[int]]:
+    """A replica that fell silent long ago with so many running runs."""
+    dead = ledger.make_replica(executor="process", machine=machine)
+    driver = replica_driver(dead)
+    runs = ledger.submit(tenant, count, command=["true"], retry={"max_attempts": 5, "backoff_seconds": 0})
+    while admitted := ledger.admit_all(driver):
+        ledger.start(driver, admitted)
+    Replica.objects.filter(pk=dead.pk).update(beat_at=timezone.now() - timedelta(hours=1))
+    return dead, runs
