@@ -75,6 +75,9 @@ class SubmittedSerializer(serializers.Serializer[Any]):
     errors = serializers.ListField(  # type: ignore[assignment] # the base class has a property of this name
         child=serializers.DictField(child=serializers.CharField())
     )
+    warnings = serializers.ListField(
+        child=serializers.CharField(), help_text="It is queued, and nobody enrolled could ever take it: why."
+    )
 
 
 class BatchSerializer(serializers.ModelSerializer[Batch]):

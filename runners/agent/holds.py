@@ -31,6 +31,8 @@ class Hold:
         self.assignment = assignment
         self.key: RunKey = assignment.key
         self.phase = Phase.CLAIMED
+        self.prepared = False
+        """What stands before its start is done."""
         self.deadline: float | None = None
         self.asked: float | None = None
         """Before the start was first asked for: if a reply was lost, that question is the one that counts."""

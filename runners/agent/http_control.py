@@ -5,6 +5,7 @@ Every call of the protocol may be repeated; the driver does that, with back-off.
 
 from __future__ import annotations
 
+import gzip
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,9 @@ from runners.agent.wording import MAX_DETAIL, MAX_REASON, storable
 from runners.transport import ApiError, Transport, Unreachable, decoded
 
 _NO_CONTENT, _UNAUTHORIZED, _CONFLICT, _RANGE, _TOO_MANY = 204, 401, 409, 416, 429
+
+GZIP_FROM_BYTES = 1024
+GZIP_LEVEL = 1
 
 OnVerdict = Callable[[RunKey, Verdict], None]
 
@@ -75,17 +79,24 @@ class HttpControl:
         """Renew leases and permits of exactly these; of none, it is a sign of life that brings cancels."""
         return self._verdicts("/runner/heartbeats", {"runs": [_named(key) for key in keys]})
 
+    def pulling(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
+        """Say that the images of these are being pulled."""
+        return self._verdicts("/runner/heartbeats", {"runs": [], "pulling": [_named(key) for key in keys]})
+
     def append_log(self, key: RunKey, offset: int, data: bytes) -> int:
         """Store log bytes; returns where the next begin."""
         with self._lock:
             token = self._job_tokens.get(key, "")
+        headers = {"Job-Token": token, "Content-Type": "application/octet-stream"}
+        if len(data) >= GZIP_FROM_BYTES:
+            data, headers = gzip.compress(data, GZIP_LEVEL), {**headers, "Content-Encoding": "gzip"}
         try:
             answer = self._call(
                 "POST",
                 f"/runner/runs/{key.run}/logs",
                 data=data,
                 params={"epoch": key.epoch, "offset": offset},
-                headers={"Job-Token": token, "Content-Type": "application/octet-stream"},
+                headers=headers,
             )
         except ApiError as error:
             if error.status == _RANGE:
@@ -190,4 +201,5 @@ def _result(result: Result) -> dict[str, Any]:
         "reason": storable(result.reason, MAX_REASON),
         "detail": storable(result.detail, MAX_DETAIL),
         "exit_code": result.exit_code,
+        **({} if result.log_end is None else {"log_end": result.log_end}),
     }

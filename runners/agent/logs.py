@@ -44,6 +44,12 @@ class LogBuffer:
         """Bytes that are not stored yet."""
         return self._waiting
 
+    @property
+    def end(self) -> int:
+        """Where the log ends once all that waits is stored."""
+        with self._lock:
+            return self._offset + self._waiting
+
     def write(self, data: bytes) -> None:
         """Take output. Never blocks for long, never raises."""
         self._take(self._masker.feed(data))
