@@ -60,6 +60,7 @@ class Runner(models.Model):
     one_job = models.BooleanField(db_default=False, editable=False)
     spent_at = models.DateTimeField(null=True, blank=True, editable=False, help_text="When it took its one run.")
     draining_at = models.DateTimeField(null=True, blank=True, editable=False)
+    drain_own = models.BooleanField(db_default=False, editable=False, help_text="The machine itself asked to drain.")
     revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
 
     class Meta:

@@ -81,7 +81,7 @@ class PermitsView(ListView[Permit]):
 class PermitView(View):
     """One permit of an outside system."""
 
-    @extend_schema(operation_id="permits_release", tags=["permits"], responses=ReleaseSerializer)
+    @extend_schema(operation_id="permits_release", tags=["permits"], responses={200: ReleaseSerializer})
     def delete(self, request: Request, permit: str) -> Response:
         """Release. `released` is false when it was not held: a repeat, or it lapsed."""
         tenant = _tenant(request)

@@ -29,7 +29,7 @@ class RunSerializer(serializers.ModelSerializer[Run]):
     """A run in a list."""
 
     tenant = serializers.CharField(source="tenant.slug", read_only=True)
-    batch_name = serializers.CharField(source="batch.name", read_only=True, default=None)
+    batch_name = serializers.CharField(source="batch.name", read_only=True, default=None, allow_null=True)
 
     class Meta:
         model = Run

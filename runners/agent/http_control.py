@@ -33,7 +33,12 @@ class HttpControl:
     turns true when its token is dead.
     """
 
-    def __init__(self, transport: Transport, on_verdict: OnVerdict | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        on_verdict: OnVerdict | None = None,
+        stored_token: Callable[[], str] | None = None,
+    ) -> None:
         self.mode = "active"
         self.revoked = False
         self.heartbeat_seconds: float | None = None
@@ -44,6 +49,7 @@ class HttpControl:
         """What this driver does keep: the server gives nothing to one that keeps less than it asks."""
         self.on_verdict = on_verdict
         self._transport = transport
+        self._stored_token = stored_token
         self._job_tokens: dict[RunKey, str] = {}
         self._lock = threading.Lock()
 
@@ -155,13 +161,14 @@ class HttpControl:
                 self._job_tokens.pop(key, None)
 
     def _call(self, method: str, path: str, **parts: Any) -> Any:
+        used = self._transport.token
         try:
             answer = self._answer(method, path, parts)
         except Unreachable as error:
             raise ControlUnavailable(str(error)) from error
         except ApiError as error:
             if error.status == _UNAUTHORIZED and error.code != "bad_job_token":
-                self.revoked = True
+                self.revoked = not self._takes_up_another(used)
                 raise ControlUnavailable(str(error)) from error
             if error.status == _TOO_MANY:
                 raise ControlUnavailable(str(error)) from error
@@ -169,6 +176,13 @@ class HttpControl:
         if answer is not None:
             self._note(answer)
         return answer
+
+    def _takes_up_another(self, refused: str) -> bool:
+        """Whether the token was replaced meanwhile: the call is repeated with what is stored now."""
+        with self._lock:
+            if self._transport.token == refused and self._stored_token is not None:
+                self._transport.token = self._stored_token() or refused
+            return self._transport.token != refused
 
     def _answer(self, method: str, path: str, parts: Mapping[str, Any]) -> Any:
         response = self._transport.call(method, path, **parts)

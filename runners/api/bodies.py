@@ -181,12 +181,24 @@ class RunnerAnswer(Answer):
     one_job: bool
 
 
+class DrainAnswer(Answer):
+    """How the runner stands now."""
+
+    changed: bool = Field(description="Whether this call changed it.")
+
+
 class EnrolAnswer(BaseModel):
     """The runner's token is shown here once."""
 
     id: int
     name: str
     token: str
+
+
+class DrainBody(Message):
+    """A machine asks that its runner is given nothing more."""
+
+    reason: str = Field(default="", max_length=1000, description="For the audit log.")
 
 
 class RotateBody(Message):

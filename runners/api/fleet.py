@@ -38,7 +38,7 @@ class EnrolmentDenied(APIException):
 class RunnerSerializer(serializers.ModelSerializer[Runner]):
     """A runner."""
 
-    tenant = serializers.CharField(source="tenant.slug", read_only=True, default=None)
+    tenant = serializers.CharField(source="tenant.slug", read_only=True, default=None, allow_null=True)
 
     class Meta:
         model = Runner
@@ -53,7 +53,7 @@ class RunnerSerializer(serializers.ModelSerializer[Runner]):
 class EnrolmentTokenSerializer(serializers.ModelSerializer[EnrolmentToken]):
     """An enrolment token; its secret is in the answer to its issue only."""
 
-    tenant = serializers.CharField(source="tenant.slug", read_only=True, default=None)
+    tenant = serializers.CharField(source="tenant.slug", read_only=True, default=None, allow_null=True)
 
     class Meta:
         model = EnrolmentToken

@@ -28,7 +28,14 @@ from controlplane.core.fencing import runner_fence_seconds
 from runners.api import bodies
 from runners.api.authentication import RunnerAuthentication
 from runners.services import claims, logs
-from runners.services.fleet import RunnerIdentity, refuse_unfenced, runner_driver
+from runners.services.fleet import (
+    RunnerIdentity,
+    drain_runner,
+    find_runner,
+    refuse_unfenced,
+    resume_own,
+    runner_driver,
+)
 from runners.services.jobs import is_job_token, issue_job_token
 from runners.services.rotation import Rotated, rotate_token
 
@@ -219,6 +226,26 @@ class HeartbeatsView(RunnerView):
         return self.verdicts(pulled | holds.renew_runs(self.driver, _named(body.runs)))
 
 
+class DrainView(RunnerView):
+    """The calling runner's own drain."""
+
+    @extend_schema(
+        operation_id="runner_drain", tags=["runner"], request=bodies.DrainBody, responses=bodies.DrainAnswer
+    )
+    def post(self, request: Request) -> Response:
+        """No new work from now on. An operator's drain is not changed by it."""
+        reason = parse_body(bodies.DrainBody, request).reason or "asked by its machine"
+        changed = drain_runner(self.runner.id, actor=runner_actor(request, self.runner), reason=reason, own=True)
+        return Response({"changed": changed, **self.intervals(), "mode": "draining"})
+
+    @extend_schema(operation_id="runner_resume", tags=["runner"], responses={200: bodies.DrainAnswer})
+    def delete(self, request: Request) -> Response:
+        """Takes back the own drain; an operator's stays."""
+        changed = resume_own(self.runner.id, actor=runner_actor(request, self.runner))
+        now = find_runner(bearer(request) or "")
+        return Response({"changed": changed, **self.intervals(), "mode": now.mode if now else "draining"})
+
+
 class RotateView(RunnerView):
     """A new token for the calling runner."""
 
@@ -231,11 +258,16 @@ class RotateView(RunnerView):
         runner = self.runner
         rotated = rotate_token(
             runner.id,
-            actor=Actor(f"runner {runner.name}", request_id=request.META.get("wharfinger.request_id", "")),
+            actor=runner_actor(request, runner),
             used=bearer(request),
             overlap_seconds=body.overlap_seconds,
         )
         return Response(rotated_answer(rotated))
+
+
+def runner_actor(request: Request, runner: RunnerIdentity) -> Actor:
+    """Who goes into the audit log."""
+    return Actor(f"runner {runner.name}", request_id=request.META.get("wharfinger.request_id", ""))
 
 
 def rotated_answer(rotated: Rotated) -> dict[str, Any]:

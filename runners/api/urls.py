@@ -20,6 +20,7 @@ urlpatterns = [
     path("enrolment-tokens", fleet.EnrolmentTokensView.as_view(), name="enrolment-tokens"),
     path("enrolment-tokens/<id:token>", fleet.EnrolmentTokenView.as_view(), name="enrolment-token"),
     path("runner", protocol.SelfView.as_view(), name="runner-self"),
+    path("runner/drain", protocol.DrainView.as_view(), name="runner-own-drain"),
     path("runner/token", protocol.RotateView.as_view(), name="runner-token"),
     path("runner/claims", protocol.ClaimsView.as_view(), name="runner-claims"),
     path("runner/holds", protocol.HoldsView.as_view(), name="runner-holds"),

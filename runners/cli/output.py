@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Any, NoReturn, TypeVar
 
@@ -26,17 +26,46 @@ class WrongInput(Exception):
 
 
 class Exit(IntEnum):
-    """Exit codes of the command line; 69, 77 and 78 as in sysexits.h."""
+    """Exit codes of the command line; 69, 75, 77 and 78 as in sysexits.h, 124 as of timeout(1), 130 as of Ctrl-C."""
 
     DONE = 0
+    """Done; of what was waited for, everything succeeded."""
     FAILED = 1
+    """The server refused, or something that was waited for did not succeed and has no exit code of its own."""
     WRONG_INPUT = 2
+    """What was given is wrong; nothing of it was sent."""
     UNREACHABLE = 69
+    """The server did not answer in time; nothing is known about the effect."""
+    INTERRUPTED = 75
+    """The run that was waited for was interrupted and is not tried again."""
     CREDENTIAL = 77
+    """The token is unknown, revoked or expired, or may not do this."""
     CONFIGURATION = 78
+    """No server or no token is configured, or the configuration cannot be read."""
+    TIMED_OUT = 124
+    """The run that was waited for ran out of its time."""
+    CANCELLED = 130
+    """The run that was waited for was cancelled."""
 
 
-def fail(code: Exit, text: str, *more: str) -> NoReturn:
+_ENDINGS = {
+    "succeeded": Exit.DONE,
+    "timed_out": Exit.TIMED_OUT,
+    "cancelled": Exit.CANCELLED,
+    "interrupted": Exit.INTERRUPTED,
+}
+MOST_CODE = 255
+
+
+def run_exit_code(run: Mapping[str, Any]) -> int:
+    """As which this command ends after waiting for a run: as the run did by itself, else as its ending says."""
+    code = run["exit_code"]
+    if run["state"] == "failed" and code is not None and 0 < code <= MOST_CODE:
+        return int(code)
+    return _ENDINGS.get(run["state"], Exit.FAILED)
+
+
+def fail(code: int, text: str, *more: str) -> NoReturn:
     """Say what, why and what to do, and end."""
     err.print(f"error: {text}", markup=False)
     for line in more:

@@ -49,6 +49,13 @@ class Migration(migrations.Migration):
         ),
         migrations.AddField(
             model_name="runner",
+            name="drain_own",
+            field=models.BooleanField(
+                db_default=False, editable=False, help_text="The machine itself asked to drain."
+            ),
+        ),
+        migrations.AddField(
+            model_name="runner",
             name="old_hash",
             field=models.BinaryField(max_length=32, null=True, unique=True),
         ),

@@ -162,7 +162,14 @@ def _come_back(runner: int, values: dict[str, Any], actor: Actor, after: dict[st
     row = one(sql.LOCK_RUNNER_ALONE, {"runner": runner})
     if row is None:
         raise EnrolmentRefused("The runner that this token brings back is gone.", hint="Ask for a new token.")
-    fresh = {"old_hash": None, "old_until": None, "revoked_at": None, "draining_at": None, "spent_at": None}
+    fresh = {
+        "old_hash": None,
+        "old_until": None,
+        "revoked_at": None,
+        "draining_at": None,
+        "drain_own": False,
+        "spent_at": None,
+    }
     Runner.objects.filter(pk=runner).update(**values, **fresh)
     taken = take_all(runner, row["name"], f"{actor.name}: enrolled anew")
     record("enrol_again", "runner", runner, actor=actor, after={**after, "runs_taken": taken})

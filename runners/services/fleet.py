@@ -139,9 +139,23 @@ def pause_runner(runner: int, *, actor: Actor, reason: str, resume_at: datetime 
     return _set(runner, "pause", "paused_at", values, actor=actor, reason=reason, after=after)
 
 
-def drain_runner(runner: int, *, actor: Actor, reason: str) -> bool:
-    """No new work; the agent finishes what it has and ends. False: it was draining already."""
-    return _set(runner, "drain", "draining_at", {"draining_at": Now()}, actor=actor, reason=reason)
+def drain_runner(runner: int, *, actor: Actor, reason: str, own: bool = False) -> bool:
+    """No new work; the agent finishes what it has and ends. False: it was draining already.
+
+    `own`: the machine asks itself, and may take it back itself. An operator's drain stands until an operator resumes.
+    """
+    values = {"draining_at": Now(), "drain_own": own}
+    return _set(runner, "drain", "draining_at", values, actor=actor, reason=reason)
+
+
+def resume_own(runner: int, *, actor: Actor) -> bool:
+    """The machine takes back its own drain. False: it is not draining, or others want it to."""
+    with transaction.atomic():
+        _lock(runner)
+        ended = Runner.objects.filter(pk=runner, drain_own=True).update(draining_at=None, drain_own=False)
+        if ended:
+            record("resume", "runner", runner, actor=actor, reason="its own drain is over")
+    return bool(ended)
 
 
 def resume_runner(runner: int, *, actor: Actor, reason: str = "", if_due: bool = False) -> bool:
@@ -155,7 +169,9 @@ def resume_runner(runner: int, *, actor: Actor, reason: str = "", if_due: bool =
             return False
         # A pause that ends by itself ends nothing else: a drain stays.
         values: dict[str, Any] = {"paused_at": None, "pause_note": "", "resume_at": None}
-        Runner.objects.filter(pk=runner).update(**values, **({} if if_due else {"draining_at": None}))
+        Runner.objects.filter(pk=runner).update(
+            **values, **({} if if_due else {"draining_at": None, "drain_own": False})
+        )
         record("resume", "runner", runner, actor=actor, reason=reason)
     return True
 
