@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from django.db import InterfaceError, OperationalError, close_old_connections, connection
+from django.db import DatabaseError, InterfaceError, close_old_connections, connection
 
 from admission.drivers import Driver, DriverGone
 from admission.engine import Envelope, admit
 from admission.services import runs
+from controlplane.core.sql import is_outage
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
 from runners.agent.control import ControlUnavailable, LogOffset, Superseded
 from runners.agent.wording import MAX_DETAIL, MAX_REASON, storable
@@ -86,6 +87,11 @@ class DatabaseControl:
         drained = reason in DRAIN_REASONS
         _call(lambda: runs.give_back(self.driver, _holds(keys), storable(reason, MAX_DETAIL), drained=drained))
 
+    def goes_on(self, key: RunKey, attempt: int) -> bool:
+        """Whether another adopted this attempt."""
+        held = (key.run, attempt)
+        return held in _call(lambda: runs.adopted_by_others(self.driver, [held]))
+
     def thread_ends(self) -> None:
         """Close this thread's connection: each thread has its own, and each run has a thread."""
         connection.close()
@@ -109,7 +115,9 @@ def _call(work: Callable[[], T]) -> T:
         close_old_connections()
     try:
         return work()
-    except (OperationalError, InterfaceError) as error:
+    except (DatabaseError, InterfaceError) as error:
+        if not is_outage(error):
+            raise
         if not connection.in_atomic_block:
             connection.close()
         raise ControlUnavailable(f"the database does not answer: {error}") from error

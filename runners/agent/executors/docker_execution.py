@@ -64,6 +64,7 @@ class DockerExecution:
         self._code: int | None = None
         self._delivered = 0
         self._reason = ""
+        self._let_go = False
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._open = True
@@ -139,6 +140,11 @@ class DockerExecution:
             if self._open:
                 _poke(self._wake_write)
 
+    def let_go(self) -> None:
+        """See `Execution.let_go`."""
+        self._let_go = True
+        self.stop("adopted")
+
     def _pump(self, deadline: float | None) -> bool:
         """Deliver output until the container ended; False when it had to be given up on."""
         stopping = _Stopping(self._kill, self.assignment.spec.stop_grace_seconds)
@@ -147,7 +153,7 @@ class DockerExecution:
             moment = now()
             if deadline is not None and moment >= deadline:
                 self.stop("timeout")
-            if self._reason and stopping.step(moment):
+            if self._let_go or (self._reason and stopping.step(moment)):
                 return False
             due = [t for t in (stopping.next, None if self._reason else deadline) if t is not None]
             seconds = min([_POLL_SECONDS, *(max(0.0, t - moment) for t in due)])
@@ -158,7 +164,9 @@ class DockerExecution:
             elif self._readable(self._attached, seconds) and not self._read(self._attached, frames):
                 self._attached.close()
                 self._attached = None
-                if self._exit_code() is not None and now() - moment < _PROMPT_SECONDS:
+                # Counted from the output's end, not from before the wait for it.
+                ended = now()
+                if self._exit_code() is not None and now() - ended < _PROMPT_SECONDS:
                     return True
                 self._broken = True
 
@@ -229,6 +237,8 @@ class DockerExecution:
         return self.container
 
     def _outcome(self, *, whole: bool) -> Exit:
+        if self._let_go:
+            return Exit(None, "adopted", "another driver goes on with it")
         if not whole:
             return Exit(None, self._reason, "it did not end after SIGKILL; it is removed by force")
         code = self._code
@@ -253,6 +263,8 @@ class DockerExecution:
     def remove(self) -> None:
         """See `Execution.remove`."""
         self._close()
+        if self._let_go:
+            return
         # Without a known id the create's reply was lost: the label finds what it made, in whatever state.
         for container in [self.container] if self.container else list(self._listed()):
             remove_confirmed(self._adapter, container)

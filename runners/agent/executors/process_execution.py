@@ -72,6 +72,10 @@ class ProcessExecution:
             if self._open:
                 self._tell(f"stop {self._spec.stop_grace_seconds}".encode())
 
+    def let_go(self) -> None:
+        """See `Execution.let_go`. Nobody can adopt a process: there is nothing to leave to anybody."""
+        self.stop("superseded")
+
     def _tell(self, line: bytes) -> None:
         if self._shim.stdin is None:
             return

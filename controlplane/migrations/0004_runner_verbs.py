@@ -24,7 +24,7 @@ class Migration(migrations.Migration):
     """Data only."""
 
     dependencies = (
-        ("controlplane", "0002_leadership"),
+        ("controlplane", "0003_recovery"),
         ("runners", "0002_credentials_and_modes"),
     )
 
