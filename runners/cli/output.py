@@ -29,25 +29,27 @@ class Exit(IntEnum):
     """Exit codes of the command line; 69, 75, 77 and 78 as in sysexits.h, 124 as of timeout(1), 130 as of Ctrl-C."""
 
     DONE = 0
-    """Done; of what was waited for, everything succeeded."""
     FAILED = 1
-    """The server refused, or something that was waited for did not succeed and has no exit code of its own."""
     WRONG_INPUT = 2
-    """What was given is wrong; nothing of it was sent."""
     UNREACHABLE = 69
-    """The server did not answer in time; nothing is known about the effect."""
     INTERRUPTED = 75
-    """The run that was waited for was interrupted and is not tried again."""
     CREDENTIAL = 77
-    """The token is unknown, revoked or expired, or may not do this."""
     CONFIGURATION = 78
-    """No server or no token is configured, or the configuration cannot be read."""
     TIMED_OUT = 124
-    """The run that was waited for ran out of its time."""
     CANCELLED = 130
-    """The run that was waited for was cancelled."""
 
 
+MEANINGS = {
+    Exit.DONE: "Done; of what was waited for, everything succeeded.",
+    Exit.FAILED: "The server refused, or what was waited for did not succeed and has no exit code of its own.",
+    Exit.WRONG_INPUT: "What was given is wrong; nothing of it was sent.",
+    Exit.UNREACHABLE: "The server did not answer in time; nothing is known about the effect.",
+    Exit.INTERRUPTED: "The run that was waited for was interrupted and is not tried again.",
+    Exit.CREDENTIAL: "The token is unknown, revoked or expired, or may not do this.",
+    Exit.CONFIGURATION: "No server or no token is configured, or the configuration cannot be read.",
+    Exit.TIMED_OUT: "The run that was waited for ran out of its time.",
+    Exit.CANCELLED: "The run that was waited for was cancelled.",
+}
 _ENDINGS = {
     "succeeded": Exit.DONE,
     "timed_out": Exit.TIMED_OUT,
