@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from admission.sql.blocks import BOUND_IDLE
+
 # A living replica proves itself inside an admission. FOR KEY SHARE: admissions of one replica do not wait for each
 # other or for its beat; a declaration of death (FOR UPDATE) waits for them, and they see it. 0 rows: declared dead, or
 # draining. Index: primary key.
-LOCK_DRIVER: Final = """
-SELECT id FROM recovery_replica
+LOCK_DRIVER: Final = f"""
+SELECT id, {BOUND_IDLE} FROM recovery_replica
 WHERE id = %(replica)s AND declared_dead_at IS NULL AND draining_at IS NULL FOR KEY SHARE
 """
 
@@ -183,6 +185,13 @@ WHERE claimed_at < statement_timestamp() - make_interval(secs => %(claim_ttl_sec
    OR claimed_at > statement_timestamp() + make_interval(secs => %(claim_ttl_seconds)s)
    OR claimant = ''
 RETURNING replica_id
+"""
+
+# What became of many runs, in one statement: rows by the ORM cost more than taking the runs does. No locks.
+NOTE_RUNS: Final = """
+INSERT INTO recovery_recoveryaction (at, by, replica_name, run_id, epoch, outcome, reason)
+SELECT statement_timestamp(), %(by)s, %(replica)s, a.run, a.epoch, %(outcome)s, a.reason
+FROM unnest(%(runs)s::bigint[], %(epochs)s::bigint[], %(reasons)s::text[]) AS a(run, epoch, reason)
 """
 
 # Something left alone, said once an hour and not at every tick. 0 rows: said already. Index: action_replica.

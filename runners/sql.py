@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from admission.sql.blocks import BOUND_IDLE
+
 # Who calls, and which of its runs it is asked to cancel: every answer carries them. One look-up by the token's hash,
 # or by that of the token before it, while a rotation lets both open. No locks. 0 rows: unknown, outlived or revoked.
 # Index: unique hash, unique old hash, run_driver.
@@ -58,15 +60,15 @@ WHERE id = %(runner)s
 
 # May this runner be given work? Held to the end of the admitting transaction: pausing, draining and revoking lock the
 # row FOR UPDATE, so they wait for admissions under way and no later one gets past them. 0 rows: it may not.
-LOCK_RUNNER: Final = """
-SELECT id FROM runners_runner
+LOCK_RUNNER: Final = f"""
+SELECT id, {BOUND_IDLE} FROM runners_runner
 WHERE id = %(runner)s AND revoked_at IS NULL AND draining_at IS NULL AND paused_at IS NULL AND spent_at IS NULL
 FOR KEY SHARE
 """
 
 # The same for a runner of one job: of two claims at once the second waits, and then finds it spent.
-LOCK_ONE_JOB_RUNNER: Final = """
-SELECT id FROM runners_runner
+LOCK_ONE_JOB_RUNNER: Final = f"""
+SELECT id, {BOUND_IDLE} FROM runners_runner
 WHERE id = %(runner)s AND revoked_at IS NULL AND draining_at IS NULL AND paused_at IS NULL AND spent_at IS NULL
 FOR NO KEY UPDATE
 """

@@ -17,6 +17,7 @@ from types import FrameType
 from django.db import DatabaseError, connection
 
 from controlplane.core.conf import conf
+from controlplane.core.errors import DomainError
 from controlplane.core.identity import current_process
 from recovery.replica.adoption import Legacy
 from recovery.replica.envelope import MachineEnvelope
@@ -24,29 +25,54 @@ from recovery.replica.executor import LABEL_DRIVER, make_executor
 from recovery.replica.fence import make_replica_fence
 from recovery.replica.holds import HoldKeeper
 from recovery.replica.leading import Leading, own_loop
+from recovery.replica.remains import Remains
+from recovery.replica.slots import SlotReports
 from recovery.replica.ticking import Ticking, cryptographic_jitter
 from recovery.services.reconcile import reconcile
 from recovery.services.replicas import Machine, beat, leave, register_replica, replica_driver
 from recovery.services.reporting import Report
 from runners.agent.clock import now
 from runners.agent.driver import Driver
+from runners.agent.executors.base import ExecutorError
 from runners.database_control import DatabaseControl
 
 log = logging.getLogger(__name__)
 
 SETTLED_SECONDS = 60.0
+PLACE_SHARE = 0.75
+"""Of the start deadline: a run that waited so long for a physical slot is given back before it is taken away."""
+REMAINS_SECONDS = 1.0
 EXIT_DECLARED_DEAD = 75
-"""Temporary failure: the supervisor starts it again, as a new incarnation."""
+"""Temporary failure: it could not come back as a new incarnation by itself; the supervisor starts it again."""
+
+
+def run_replica(name: str) -> int:
+    """Run a replica until it is told to stop, under one incarnation after the other; returns the exit code."""
+    process = ReplicaProcess(name)
+    while (code := process.run()) == EXIT_DECLARED_DEAD:
+        remains = process.remains()
+        try:
+            process = ReplicaProcess(name, remains)
+        except (DomainError, ExecutorError, DatabaseError):
+            log.exception("replica.not_reborn")
+            remains.end(SETTLED_SECONDS)
+            break
+    return code
 
 
 class ReplicaProcess:
-    """Runs until a signal, or until it finds itself declared dead."""
+    """One incarnation: runs until a signal, or until it finds itself declared dead.
 
-    def __init__(self, name: str) -> None:
+    `remains`: what the incarnation before it in this process still executes.
+    """
+
+    def __init__(self, name: str, remains: Remains | None = None) -> None:
         settings = conf()
+        self._old = remains
         self._identity = current_process()
         self._name = name or f"{self._identity.host}-{self._identity.pid}"
         self._executor = make_executor()
+        self._executor.slots.start(_log_event)
         machine = Machine(
             self._executor.name, settings.replica_slots, settings.replica_memory_mib, settings.replica_cpu
         )
@@ -61,6 +87,7 @@ class ReplicaProcess:
         control = DatabaseControl(self._envelope.bounding(), self._envelope.narrow)
         labels = {LABEL_DRIVER: str(self._replica.incarnation)}
         self._fence = make_replica_fence(self._executor, labels, _log_event, registered_at)
+        self._control = control
         self._driver = Driver(
             control,
             self._executor,
@@ -71,9 +98,11 @@ class ReplicaProcess:
             heartbeat_seconds=settings.permit_renew_seconds,
             on_event=_log_event,
             fence=self._fence,
+            place_seconds=settings.start_deadline_seconds * PLACE_SHARE,
         )
         self._keeper = HoldKeeper(control, self._driver)
         self._leading = Leading(str(self._replica.incarnation), self._name)
+        self._slot_reports = SlotReports(self._executor.slots, self._name, self._identity.machine)
         self._loops = self._make_loops()
 
     def _make_loops(self) -> list[Ticking]:
@@ -81,7 +110,9 @@ class ReplicaProcess:
             own_loop("beat", self._name, self._beat),
             own_loop("probe", self._name, self._envelope.sample),
             own_loop("holds", self._name, self._keeper.tick),
+            own_loop("slots", self._name, self._slot_reports.tick),
             own_loop("reconcile", self._name, self._reconcile, jitter=cryptographic_jitter),
+            *([Ticking("remains", self._follow, REMAINS_SECONDS)] if self._old is not None else []),
         ]
 
     def run(self) -> int:
@@ -148,10 +179,14 @@ class ReplicaProcess:
             drained = self._driver.drain(0.5)
         if not drained:
             drained = self._driver.stop_now(SETTLED_SECONDS)
+        if self._old is not None:
+            drained = self._old.end(SETTLED_SECONDS) and drained
         for loop in self._loops:
             loop.stop()
+        self._executor.slots.close()
         connection.close()  # the drain may have been long, and the database restarted meanwhile
         try:
+            self._slot_reports.leave()
             left = leave(self._replica.pk)
         except DatabaseError:
             log.exception("replica.leave_failed")
@@ -161,15 +196,28 @@ class ReplicaProcess:
         return 0 if drained and left else 1
 
     def _abandon(self) -> int:
-        """Declared dead: write nothing under this incarnation, stop what has moved on, come back as another."""
+        """Declared dead: nothing is written under this incarnation any more. Its runs are the next one's matter."""
+        self._control.silence()
         self._leading.stop()
-        self._keeper.abandon()
-        gone = self._driver.drain(SETTLED_SECONDS)
         for loop in self._loops:
             loop.stop()
-        log.warning("replica.abandoned", extra={"replica": self._name, "stopped_all": gone})
+        if self._old is not None:
+            self._old.end(SETTLED_SECONDS)
+        log.warning("replica.abandons", extra={"replica": self._name, "held": len(self._driver.held)})
         connection.close()
         return EXIT_DECLARED_DEAD
+
+    def remains(self) -> Remains:
+        """What this incarnation still executes, after it found itself declared dead."""
+        remains = Remains(self._driver, self._keeper, self._executor.name)
+        remains.begin()
+        return remains
+
+    def _follow(self) -> None:
+        if self._old is not None and self._old.tick():
+            self._old.driver.drain(SETTLED_SECONDS)
+            log.info("replica.remains_gone", extra={"replica": self._name})
+            self._old = None
 
 
 def _log_event(event: str, /, **fields: object) -> None:

@@ -11,6 +11,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from runners.agent.assignment import Ending, Result
+from runners.agent.clock import now
 from runners.agent.events import OnEvent
 from runners.agent.executors.base import Executor, ExecutorError
 from runners.agent.holds import Hold, Phase
@@ -71,6 +72,8 @@ class Preparations:
             self._tell(hold, "driver_error", error=repr(error), stack=traceback.format_exc())
             self._fail(hold, "executor_error", f"the driver failed: {error!r}")
         else:
+            # The time it may wait for a place begins now: its start deadline was moved on as well.
+            hold.since = now()
             hold.prepared = True
         finally:
             with self._lock:

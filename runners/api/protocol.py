@@ -40,7 +40,7 @@ from runners.services.jobs import is_job_token, issue_job_token
 from runners.services.rotation import Rotated, rotate_token
 
 POLL_SECONDS = 0.5
-DRAIN_REASONS = ("drained", "shutdown", "fenced")
+DRAIN_REASONS = ("drained", "shutdown", "fenced", "no_slot")
 JOB_TOKEN = OpenApiParameter("Job-Token", str, "header", required=True, description="From the assignment.")
 
 

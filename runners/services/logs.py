@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -127,6 +128,22 @@ def read_log(
         missing=state["missing"],
         more_may_come=state["more_may_come"],
     )
+
+
+def stored_digest(run: int, attempt: int) -> tuple[int, bytes] | None:
+    """Size and SHA-256 of an attempt's log, for who reads the same output again. None: it was cut, no more is kept.
+
+    Read in pieces, while nobody appends: its former driver is dead, and its new one is the caller.
+    """
+    seen, size = hashlib.sha256(), 0
+    while True:
+        piece = read_log(run, attempt=attempt, offset=size)
+        if piece.truncated:
+            return None
+        if not piece.data:
+            return size, seen.digest()
+        seen.update(piece.data)
+        size += len(piece.data)
 
 
 def _read_bytes(run: int, attempt: int, offset: int, limit: int) -> bytes:

@@ -24,7 +24,7 @@ class Migration(migrations.Migration):
     """Data only."""
 
     dependencies = (
-        ("controlplane", "0003_recovery"),
+        ("controlplane", "0004_physical"),
         ("runners", "0002_credentials_and_modes"),
     )
 
