@@ -348,6 +348,7 @@ SELECT d.id, d.name, d.executor, d.slots, d.memory_mib, d.cpu, d.draining_at IS 
        extract(epoch FROM statement_timestamp() - d.beat_at)::float8 AS heard,
        d.declared_dead_at IS NULL
            AND d.beat_at >= statement_timestamp() - make_interval(secs => %(stale_seconds)s) AS live,
+       d.declared_dead_at IS NOT NULL AS gone,
        (SELECT count(*) FROM admission_run r WHERE r.driver_kind = 'replica' AND r.driver_id = d.id
             AND r.state IN ('admitted', 'running'))::int AS held,
        coalesce(s.memory_mib_used, d.memory_mib) AS memory_used, coalesce(s.cpu_used, d.cpu) AS cpu_used

@@ -74,6 +74,12 @@ class LogBuffer:
         """Bytes that are not stored yet."""
         return self._waiting
 
+    @property
+    def end(self) -> int:
+        """Where the log ends once all that waits is stored."""
+        with self._lock:
+            return self._offset + self._waiting
+
     def go_on_after(self, stored: Stored) -> None:
         """Before anything is written: a predecessor stored so much of the same output. That is not sent again, but
         compared: a daemon's copy may have lost its beginning, or have two streams in another order."""
