@@ -399,6 +399,7 @@ class PhysicalReport(models.Model):
     class Meta:
         ordering = ("instance", "process")
         verbose_name = "physical report"
+        verbose_name_plural = "physical slots"
         permissions = (("reconcile_physical", "Can ask for a pass over the physical slots now"),)
         constraints = (models.UniqueConstraint(fields=("instance", "process"), name="physicalreport_process"),)
 

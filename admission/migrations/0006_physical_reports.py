@@ -59,6 +59,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name": "physical report",
+                "verbose_name_plural": "physical slots",
                 "ordering": ("instance", "process"),
                 "permissions": (("reconcile_physical", "Can ask for a pass over the physical slots now"),),
                 "constraints": [

@@ -210,9 +210,9 @@ def _drift(entitlement: Entitlement, snapshot: Snapshot | None, processes: tuple
     if processes:
         newest = processes[0]
         if newest.without_token:
-            found.append(f"{newest.without_token} containers have no slot; they are being removed")
+            found.append(f"containers without a slot: {newest.without_token}; they are being removed")
         if newest.without_container:
-            found.append(f"{newest.without_container} slots name a container that is not there")
+            found.append(f"slots whose container is not there: {newest.without_container}")
     config = snapshot.config if snapshot else None
     if config is not None and (config.generation, config.limit) != (entitlement.generation, entitlement.limit):
         found.append(

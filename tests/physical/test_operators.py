@@ -95,7 +95,7 @@ def test_the_page_shows_what_is_counted_beside_what_is_there(limited: tuple[Worl
             "run 12 · attempt 1",
             "recovering",
             "past its deadline",
-            "1 containers have no slot",
+            "containers without a slot: 1",
         ):
             assert shown in text, shown
         assert "2 running, 0 created, 1 other" in text
