@@ -34,6 +34,7 @@ ADMIN_VERBS: Final = (
     "admission.change_apitoken",
     "runners.enrol_runner",
     "runners.revoke_runner",
+    "runners.rotate_runner",
     "auth.view_user",
     "auth.add_user",
     "auth.change_user",

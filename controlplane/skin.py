@@ -52,6 +52,7 @@ NAVIGATION = [
         _item("Replicas", "dns", "recovery.replica"),
         _item("Runners", "precision_manufacturing", "runners.runner"),
         _item("Recovery log", "healing", "recovery.recoveryaction"),
+        _item("Recovery debts", "pending_actions", "recovery.recoverydebt"),
         _item("Recovery claims", "gavel", "recovery.recoveryclaim"),
     ),
     _group(

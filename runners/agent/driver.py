@@ -21,6 +21,7 @@ from runners.agent.lifecycle import SHUTDOWN, Lifecycle
 from runners.agent.loops import FOREVER, Loop
 from runners.agent.outbox import Outbox
 from runners.agent.placing import Placing
+from runners.agent.preparing import Preparations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from runners.agent.control import Control
     from runners.agent.executors.base import Executor
     from runners.agent.fence import Fence
+    from runners.agent.logs import Stored
 
 MOST_STARTS = 100
 LOG_SECONDS = 1.0
@@ -82,11 +84,21 @@ class Driver:
             fence,
             self._placing.cancel,
         )
+        self._preparing = Preparations(
+            control, executor, self._outbox.settle, self.apply, self._wake_starts, self._on_event
+        )
         self._claims = Loop("claims", self._claim, self._on_event, control.thread_ends)
         self._starts = Loop("starts", self._start_waiting, self._on_event, control.thread_ends)
         self._beats = Loop("heartbeat", self._beat, self._on_event, control.thread_ends)
         self._logs = Loop("logs", self._flush_logs, self._on_event, control.thread_ends)
-        self._loops = [self._claims, self._starts, self._beats, self._logs, self._outbox.loop]
+        self._loops = [
+            self._claims,
+            self._starts,
+            self._beats,
+            self._logs,
+            self._preparing.loop,
+            self._outbox.loop,
+        ]
 
     # -- for its owner ----------------------------------------------------------------------------------------------
 
@@ -145,8 +157,12 @@ class Driver:
                 self._tell(hold, "claimed", tenant=assignment.tenant)
         self._starts.wake()
 
-    def take_over(self, assignment: Assignment, maker: Mapping[str, str], deadline: float) -> bool:
+    def take_over(
+        self, assignment: Assignment, maker: Mapping[str, str], deadline: float, stored: Stored | None = None
+    ) -> bool:
         """Go on with what a dead driver started under the labels `maker`; the control plane names us as its driver.
+
+        `stored`: what it had delivered of the log. None: it is not gone on with, the control plane says where it ends.
 
         Also beyond the slots: it is executed anyway, and nothing is claimed until there is room again. False when it
         is held already.
@@ -155,6 +171,8 @@ class Driver:
         hold.maker = {**self._of(assignment), **maker}
         hold.phase = Phase.ACCEPTED
         hold.deadline = deadline
+        if stored is not None:
+            hold.logs.go_on_after(stored)
         if not self._holds.add(hold):
             return False
         self._tell(hold, "adopted", tenant=assignment.tenant)
@@ -256,7 +274,10 @@ class Driver:
 
     def _start_waiting(self) -> float:
         waiting = self._holds.all(Phase.CLAIMED)
-        ready = self._placing.place([hold for hold in waiting if not self._turned_down(hold)])[:MOST_STARTS]
+        wanted = [hold for hold in waiting if not self._turned_down(hold)]
+        # The image first: no place on the machine is kept waiting for a pull.
+        prepared = [hold for hold in wanted if self._preparing.is_ready(hold)]
+        ready = self._placing.place(prepared)[:MOST_STARTS]
         if not ready:
             return self._placing.poll_seconds if self._holds.all(Phase.CLAIMED) else FOREVER
         asked = now()
@@ -266,6 +287,9 @@ class Driver:
         for hold in ready:
             self._begin(hold, verdicts.get(hold.key, Verdict.SUPERSEDED), asked)
         return 0.0
+
+    def _wake_starts(self) -> None:
+        self._starts.wake()
 
     def _turned_down(self, hold: Hold) -> bool:
         """Ended before anything was made for it."""

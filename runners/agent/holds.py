@@ -32,6 +32,8 @@ class Hold:
         self.assignment = assignment
         self.key: RunKey = assignment.key
         self.phase = Phase.CLAIMED
+        self.prepared = False
+        """What stands before its start is done."""
         self.since = now()
         self.place_labels: Mapping[str, str] | None = None
         """What names its place among the containers that may exist, from the first question for one."""

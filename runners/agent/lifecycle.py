@@ -195,7 +195,8 @@ class Lifecycle:
 
 
 def result_of(hold: Hold, end: Exit) -> Result:
-    """The result to report for an end."""
+    """The result to report for an end; it says so when the log could not be delivered before it."""
+    log_end = hold.logs.end if hold.logs.waiting else None
     by_itself = Ending.SUCCEEDED if end.code == 0 and not end.reason else Ending.FAILED
     ending = _ENDINGS.get(end.reason, by_itself)
-    return Result(hold.key.run, hold.key.epoch, ending, end.reason, end.detail, end.code)
+    return Result(hold.key.run, hold.key.epoch, ending, end.reason, end.detail, end.code, log_end)

@@ -21,7 +21,7 @@ from admission.services.tenants import issue_token
 from controlplane.core.audit import record
 from controlplane.core.models import AuditEntry
 from leadership.models import Fire, Intent, Lease, LoopSeen, Term
-from recovery.models import RecoveryAction, RecoveryClaim, Replica
+from recovery.models import RecoveryAction, RecoveryClaim, RecoveryDebt, Replica
 from runners.models import EnrolmentToken, Runner
 from runners.services.enrolment import issue_enrolment_token
 from tests.admin import world as worlds
@@ -38,6 +38,7 @@ OURS = (
     Replica,
     RecoveryClaim,
     RecoveryAction,
+    RecoveryDebt,
     Runner,
     EnrolmentToken,
     AuditEntry,

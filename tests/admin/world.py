@@ -26,7 +26,7 @@ from leadership.local import declare_loops
 from leadership.models import Fire
 from leadership.registry import gated
 from leadership.services.intents import declare
-from recovery.models import RecoveryAction, RecoveryClaim, Replica
+from recovery.models import RecoveryAction, RecoveryClaim, RecoveryDebt, Replica
 from recovery.services.replicas import drain_replica, replica_driver
 from runners.models import Runner
 from runners.services.enrolment import Machine, enrol, issue_enrolment_token
@@ -185,6 +185,18 @@ def others(north: Replica) -> None:
     RecoveryClaim.objects.create(replica=dead, claimant=str(north.incarnation))
     RecoveryAction.objects.create(
         by=north.name, replica_name=dead.name, run_id=1, epoch=1, outcome="requeued", reason="driver_dead: attempt 1"
+    )
+    RecoveryDebt.objects.create(
+        run_id=1,
+        epoch=1,
+        replica_name=dead.name,
+        machine="m",
+        dead={"name": dead.name},
+        silent_at=north.started_at,
+        reason="its containers could not be confirmed gone",
+        attempts=6,
+        escalated_at=north.started_at,
+        next_at=north.started_at + timedelta(hours=1),
     )
     RecoveryAction.objects.create(
         by=north.name, replica_name=dead.name, outcome="deferred", reason="its containers could not be confirmed gone"

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 LogSink = Callable[[bytes], None]
 """Takes output bytes in order, from one thread at a time; never blocks for long, never raises."""
 
+Progress = Callable[[str], None]
+"""Hears what a long preparation is doing; called again and again while it goes on."""
+
 MayStart = Callable[[], None]
 """The last question before anything is executed; raises `ExecutorError` to forbid it."""
 
@@ -89,6 +92,13 @@ class Executor(Protocol):
     @property
     def endpoint(self) -> str:
         """Where else its executions can be reached: the daemon's address; '' when there is none."""
+
+    def prepared(self, assignment: Assignment) -> bool:
+        """Whether nothing stands before its start, as far as is known without asking anybody."""
+
+    def prepare(self, assignment: Assignment, progress: Progress) -> None:
+        """Get what takes long, such as the image. Before the start is asked for, so that the run's time does not pass
+        meanwhile; makes nothing of the run itself. Raises `ExecutorError`."""
 
     def start(
         self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str], may_start: MayStart = always

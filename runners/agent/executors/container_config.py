@@ -40,8 +40,11 @@ def container_name(assignment: Assignment, labels: Mapping[str, str]) -> str:
 
 
 def all_labels(assignment: Assignment, labels: Mapping[str, str]) -> dict[str, str]:
-    """The caller's labels and those that name the hold. The token is this create's alone, or the caller's: what
-    is looked for and removed by it must never be another's."""
+    """The caller's labels and those that name the hold.
+
+    The token is this create's alone unless the caller has one: what is looked for and removed by it must never be
+    another's.
+    """
     own = {
         LABEL_RUN: str(assignment.run),
         LABEL_ATTEMPT: str(assignment.attempt),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from runners.agent.clock import now
 from runners.agent.executors import container_config as config
 from runners.agent.executors import scratch
 from runners.agent.executors.base import (
@@ -14,6 +15,7 @@ from runners.agent.executors.base import (
     LogSink,
     Made,
     MayStart,
+    Progress,
     always,
 )
 from runners.agent.executors.docker_adapter import DockerAdapter, NotFound
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from runners.agent.assignment import Assignment
 
 log = logging.getLogger(__name__)
+
+IMAGE_SEEN_SECONDS = 60.0
+"""How long an image that was here is taken to be here still, without asking the daemon before each start."""
 
 
 class DockerExecutor:
@@ -53,6 +58,7 @@ class DockerExecutor:
         self.adapter = adapter or DockerAdapter()
         self.daemon = self.adapter.identity()
         self._aliases = dict(image_aliases or {})
+        self._images: dict[str, float] = {}
         self.slots = slots
         self._place_seconds = place_seconds
         self._late = LateCreates(self.adapter)
@@ -61,6 +67,20 @@ class DockerExecutor:
     def endpoint(self) -> str:
         """See `Executor.endpoint`."""
         return self.adapter.endpoint
+
+    def prepared(self, assignment: Assignment) -> bool:
+        """See `Executor.prepared`: its image was here a short while ago. If it has gone since, the start gets it."""
+        seen = self._images.get(assignment.spec.image)
+        return seen is not None and now() - seen < IMAGE_SEEN_SECONDS
+
+    def prepare(self, assignment: Assignment, progress: Progress) -> None:
+        """See `Executor.prepare`. An image that another stands in for is not fetched."""
+        image = assignment.spec.image
+        if image not in self._aliases and self.adapter.image_id(image) is None:
+            progress(f"pulling {image}")
+            self._pull(image, progress)
+        fresh = now() - IMAGE_SEEN_SECONDS
+        self._images = {name: at for name, at in self._images.items() if at > fresh} | {image: now()}
 
     def start(
         self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str], may_start: MayStart = always
@@ -145,8 +165,11 @@ class DockerExecutor:
             log.warning("image %s is not present; using %s as configured", image, alias)
             sink(config.alias_note(image, alias))
             return alias
+        self._pull(image, None)
+        return image
+
+    def _pull(self, image: str, progress: Progress | None) -> None:
         try:
-            self.adapter.pull(image)
+            self.adapter.pull(image, progress=progress)
         except ExecutorError as error:
             raise ImageUnavailable(f"image {image} is not present and cannot be pulled: {error}") from error
-        return image

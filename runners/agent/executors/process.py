@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from admission.spec import MIB
 from runners.agent.environment import run_environment
 from runners.agent.executors import cgroups, scratch
-from runners.agent.executors.base import Execution, ExecutorError, LogSink, Made, MayStart, NotAdoptable, always
+from runners.agent.executors.base import (
+    Execution,
+    ExecutorError,
+    LogSink,
+    Made,
+    MayStart,
+    NotAdoptable,
+    Progress,
+    always,
+)
 from runners.agent.executors.process_execution import ProcessExecution
 from runners.agent.executors.process_sweep import remove_abandoned
 from runners.agent.executors.processes import identity
@@ -96,6 +105,13 @@ class ProcessExecutor:
             survives_shim_kill=bounded or self._root,
             network_isolated=self._root,
         )
+
+    def prepared(self, assignment: Assignment) -> bool:
+        """See `Executor.prepared`: there is nothing to fetch."""
+        return True
+
+    def prepare(self, assignment: Assignment, progress: Progress) -> None:
+        """See `Executor.prepare`."""
 
     def start(
         self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str], may_start: MayStart = always

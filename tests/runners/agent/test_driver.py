@@ -78,6 +78,17 @@ class StubExecutor:
         self.swept: list[Mapping[str, str]] = []
         self.adopted: list[Mapping[str, str]] = []
         self.at_once = False
+        self.pulls: dict[int, threading.Event] = {}
+        self.unpullable: dict[int, Exception] = {}
+
+    def prepared(self, given: Assignment) -> bool:
+        return given.run not in self.pulls and given.run not in self.unpullable
+
+    def prepare(self, given: Assignment, progress: Any) -> None:
+        if given.run in self.unpullable:
+            raise self.unpullable[given.run]
+        while not self.pulls[given.run].wait(0.05):
+            progress("Downloading")
 
     def start(
         self, given: Assignment, sink: LogSink, labels: Mapping[str, str], may_start: MayStart = always
