@@ -127,7 +127,10 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "REDOC_DIST": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": True,
     "OAS_VERSION": "3.1.1",  # pydantic writes JSON Schema of 2020, which 3.0 does not take
-    "ENUM_NAME_OVERRIDES": {"RetryOrFailEnum": ["retry", "fail"]},
+    "ENUM_NAME_OVERRIDES": {
+        "RetryOrFailEnum": ["retry", "fail"],
+        "RecoveryOutcomeEnum": "recovery.models.Outcome",
+    },
     "SCHEMA_PATH_PREFIX": r"/api/v1",
 }
 

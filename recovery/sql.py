@@ -220,10 +220,10 @@ RETURNING id, run_id, epoch, reason
 # Take due debts to look at: `next_at` moves forward in this statement, so each is one process's, and a process that
 # dies with it is succeeded when that time comes. Doubling waits, at most an hour. Debts of a machine on which a living
 # replica of that kind can look are left to it. Locks: debts, skipping those being taken.
-# Index: debt_due, replica_beat.
+# Index: debt_due, replica_beat, run's primary key.
 TAKE_DUE: Final = """
 WITH due AS (
-    SELECT b.id FROM recovery_recoverydebt b
+    SELECT b.id, b.run_id FROM recovery_recoverydebt b
     WHERE b.closed_at IS NULL AND b.next_at <= statement_timestamp()
       AND (b.machine = %(machine)s OR NOT EXISTS (
           SELECT FROM recovery_replica d
@@ -235,8 +235,8 @@ UPDATE recovery_recoverydebt b
 SET tried_at = statement_timestamp(), attempts = b.attempts + 1,
     next_at = statement_timestamp() + make_interval(
         secs => least(%(wait_seconds)s * power(2, least(b.attempts, 16)), %(longest_seconds)s))
-FROM due d WHERE b.id = d.id AND b.closed_at IS NULL
-RETURNING b.id, b.run_id, b.epoch, b.dead, b.silent_at, b.attempts, b.escalated_at IS NOT NULL AS escalated
+FROM due d LEFT JOIN admission_run r ON r.id = d.run_id WHERE b.id = d.id AND b.closed_at IS NULL
+RETURNING b.id, b.run_id, b.epoch, b.dead, r.attempt, r.state
 """
 # Why it could not be decided this time; past the limit of attempts it is escalated, once. Index: primary key.
 KEEP_DEBTS: Final = """

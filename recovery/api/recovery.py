@@ -42,7 +42,7 @@ class DebtSerializer(serializers.ModelSerializer[RecoveryDebt]):
         read_only_fields = fields
 
 
-class RecoveryStandingSerializer(serializers.Serializer[Standing]):
+class RecoverySerializer(serializers.Serializer[Standing]):
     """How recovery stands now."""
 
     open_debts = serializers.IntegerField()
@@ -82,11 +82,11 @@ class DebtFilter(filters.FilterSet):
 class RecoveryView(View):
     """The standing."""
 
-    @extend_schema(operation_id="recovery_standing", tags=["fleet"], responses=RecoveryStandingSerializer)
+    @extend_schema(operation_id="recovery_standing", tags=["fleet"], responses=RecoverySerializer)
     def get(self, request: Request) -> Response:
         """Open debts, holds in force with their end, and the last pass."""
         require(request, "recovery.view_recoverydebt")
-        return Response(RecoveryStandingSerializer(read_standing()).data)
+        return Response(RecoverySerializer(read_standing()).data)
 
 
 class RecoveryLogView(ListView[RecoveryAction]):

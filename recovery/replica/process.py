@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import dataclass, field
 from types import FrameType
 
 from django.db import DatabaseError, connection
@@ -48,16 +49,25 @@ EXIT_DECLARED_DEAD = 75
 
 def run_replica(name: str) -> int:
     """Run a replica until it is told to stop, under one incarnation after the other; returns the exit code."""
-    process = ReplicaProcess(name)
+    asked = Asked()
+    process = ReplicaProcess(name, asked)
     while (code := process.run()) == EXIT_DECLARED_DEAD:
         remains = process.remains()
         try:
-            process = ReplicaProcess(name, remains)
+            process = ReplicaProcess(name, asked, remains)
         except (DomainError, ExecutorError, DatabaseError):
             log.exception("replica.not_reborn")
             remains.end(SETTLED_SECONDS)
             break
     return code
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What signals asked of this process, whichever incarnation was there to hear them."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    now: threading.Event = field(default_factory=threading.Event)
 
 
 class ReplicaProcess:
@@ -66,8 +76,9 @@ class ReplicaProcess:
     `remains`: what the incarnation before it in this process still executes.
     """
 
-    def __init__(self, name: str, remains: Remains | None = None) -> None:
+    def __init__(self, name: str, asked: Asked, remains: Remains | None = None) -> None:
         settings = conf()
+        self._asked = asked
         self._old = remains
         self._identity = current_process()
         self._name = name or f"{self._identity.host}-{self._identity.pid}"
@@ -78,8 +89,6 @@ class ReplicaProcess:
         )
         registered_at = now()
         self._replica = register_replica(self._name, self._identity, machine)
-        self._stop = threading.Event()
-        self._now = threading.Event()
         self._dead = threading.Event()
         driver = replica_driver(self._replica)
         self._legacy = Legacy(self._executor, driver)
@@ -122,7 +131,7 @@ class ReplicaProcess:
         beat_loop, *others = self._loops
         beat_loop.start()
         log.info("replica.started", extra={"replica": self._name, "pid": self._identity.pid})
-        self._reconcile()
+        self._look_first()
         for loop in others:
             loop.start()
         self._leading.start()
@@ -131,15 +140,15 @@ class ReplicaProcess:
         # This thread now only waits. Kept open, its connection would be dead after a restart of the database, and the
         # goodbye would fail: no lease handed back, and a peer waiting for this replica's silence.
         connection.close()
-        while not self._stop.wait(0.2) and not self._dead.is_set():
+        while not self._asked.stop.wait(0.2) and not self._dead.is_set():
             pass
         return self._abandon() if self._dead.is_set() else self._goodbye()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """The first asks for a clean stop, the second for one without waiting for the work."""
-        if self._stop.is_set():
-            self._now.set()
-        self._stop.set()
+        if self._asked.stop.is_set():
+            self._asked.now.set()
+        self._asked.stop.set()
 
     def _beat(self) -> None:
         if os.getpid() != self._identity.pid:
@@ -156,8 +165,15 @@ class ReplicaProcess:
         elif self._fence is not None:
             self._fence.vouched(asked)
 
+    def _look_first(self) -> None:
+        """Before anything is claimed. What fails here is looked at again by the loop: it never keeps a boot (R11)."""
+        try:
+            self._reconcile()
+        except DatabaseError:
+            log.exception("recovery.first_look_failed")
+
     def _reconcile(self) -> None:
-        if self._stop.is_set():
+        if self._asked.stop.is_set():
             return  # what it adopted or claimed now, it would soon leave to others again
         report: Report = reconcile(
             claimant=str(self._replica.incarnation),
@@ -175,7 +191,7 @@ class ReplicaProcess:
         self._leading.stop()
         deadline = time.monotonic() + conf().drain_seconds
         drained = False
-        while not drained and not self._now.is_set() and time.monotonic() < deadline:
+        while not drained and not self._asked.now.is_set() and time.monotonic() < deadline:
             drained = self._driver.drain(0.5)
         if not drained:
             drained = self._driver.stop_now(SETTLED_SECONDS)

@@ -125,6 +125,7 @@ def parameters() -> dict[str, Any]:
         "offset": 0,
         "limit": 500,
         "counts": [5] * len(sample["tenants"]),
+        "attempts": [1] * len(sample["runs"]),
         "labels": "{}",
         "backends": ["docker"],
         "known_backends": ["docker", "process"],

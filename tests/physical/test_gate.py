@@ -289,6 +289,27 @@ def test_two_servers_never_both_keep_the_ledger_of_one_instance(
 
 
 @pytest.mark.rule("P12")
+def test_another_dataset_is_replaced_only_after_everything_is_drained(world: World) -> None:
+    """Also what its own holders name: they are of another ledger, and would be forgotten with it."""
+    token = run(world.process(), world)
+    world.shelf.stuck.add(token)
+    ours = world.record.ledger()
+    assert ours is not None
+    world.record.put_ledger(LedgerMark(ours.number + 1, "of another server"))
+    other = world.process()
+    with pytest.raises(NotVerified):
+        other.acquire(new_token(), "b")
+    snapshot = other.read()
+    assert snapshot.config is not None
+    assert snapshot.config.ledger == ours.ledger
+    assert snapshot.tokens == {token}
+    world.shelf.stuck.clear()
+    assert other.acquire(new_token(), "b").ok
+    assert world.shelf.containers == {}
+    assert token not in other.read().tokens
+
+
+@pytest.mark.rule("P12")
 def test_of_two_that_begin_a_ledger_at_once_one_wins(world: World) -> None:
     processes = [world.process() for _ in range(6)]
     barrier = threading.Barrier(len(processes))

@@ -58,7 +58,7 @@ def operator_token(role: str) -> dict[str, Any]:
     user = User.objects.create_user(f"api {role}", is_staff=True)
     user.groups.add(Group.objects.get(name=role))
     secret = new_token(OPERATOR)
-    ApiToken.objects.create(user=user, name="t", prefix=shown_part(secret), hash=token_hash(secret))
+    ApiToken.objects.create(user=user, name="t", shown=shown_part(secret), hash=token_hash(secret))
     return {"HTTP_AUTHORIZATION": f"Bearer {secret}"}
 
 

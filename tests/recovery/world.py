@@ -12,15 +12,16 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from django.conf import settings as django_settings
+from django.utils import timezone
 
 from admission.models import Attempt, Run, Tenant
 from recovery.models import RecoveryAction, Replica
+from recovery.services.replicas import replica_driver
 from tests import ledger
 from tests.fencing.world import arguments_of, processes, start_process, until
 
@@ -41,7 +42,9 @@ SLACK_SECONDS = 3.0
 JOURNAL = (
     "import sys, time\n"
     "def note(what):\n"
-    "    with open(sys.argv[1], 'a') as f: f.write(f'{what} {sys.argv[2]} {time.time()}\\n')\n"
+    "    try:\n"
+    "        with open(sys.argv[1], 'a') as f: f.write(f'{what} {sys.argv[2]} {time.time()}\\n')\n"
+    "    except OSError: pass\n"  # in a container the journal is not to be seen
     "note('start'); time.sleep(float(sys.argv[3])); note('end')\n"
 )
 
@@ -153,7 +156,7 @@ class Fleet:
             timeout=120,
         )
 
-    def submit(self, tenant: Tenant, seconds: Iterable[float], **spec: Any) -> list[int]:
+    def submit(self, tenant: Tenant, seconds: Iterable[float], image: str = "", **spec: Any) -> list[int]:
         """Runs that note their start and their end in the journal, by the number they have here."""
         return [
             run
@@ -163,13 +166,19 @@ class Fleet:
                 1,
                 command=["python", "-c", JOURNAL, str(self.journal), f"{tenant.slug}.{number}", str(length)],
                 resources={"memory_mib": 64, "cpu": 0.05},
+                **({"image": image} if image else {}),
                 retry={"max_attempts": 20, "backoff_seconds": 0},
                 **spec,
             )
         ]
 
     def executing(self) -> int:
-        """Processes of this fleet's runs that exist now, whoever made them."""
+        """Processes, or containers in any state, of this fleet's runs that exist now, whoever made them."""
+        if self.executor == "docker":
+            listed = subprocess.run(
+                ["docker", "ps", "-a", "--no-trunc", "--format", "{{.Command}}"], capture_output=True, check=True
+            )
+            return listed.stdout.count(self.mark.encode())
         journal = str(self.journal).encode()
         return sum(journal in arguments_of(process) for process in processes())
 
@@ -226,6 +235,12 @@ def settled_after(fleet: Fleet) -> Iterator[tuple[str, float]]:
             yield member.name, last.at.timestamp() - member.killed_at
 
 
-def control_plane(scale: float) -> dict[str, Any]:
-    """The settings of the test's own process, with the same windows."""
-    return {**django_settings.CONTROLPLANE, **windows(scale)}
+def dead_replica(tenant: Tenant, count: int, *, machine: str = "another") -> tuple[Replica, list[int]]:
+    """A replica that fell silent long ago with so many running runs."""
+    dead = ledger.make_replica(executor="process", machine=machine)
+    driver = replica_driver(dead)
+    runs = ledger.submit(tenant, count, command=["true"], retry={"max_attempts": 5, "backoff_seconds": 0})
+    while admitted := ledger.admit_all(driver):
+        ledger.start(driver, admitted)
+    Replica.objects.filter(pk=dead.pk).update(beat_at=timezone.now() - timedelta(hours=1))
+    return dead, runs
