@@ -151,7 +151,6 @@ def parameters() -> dict[str, Any]:
         "deadline_grace_seconds": 30,
         "details": ["wrong"] * many,
         "reasons": [""] * many,
-        "attempts": [1] * many,
         "endings": ["succeeded"] * many,
         "exit_codes": [0] * many,
         "reason": "why",
