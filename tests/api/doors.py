@@ -30,6 +30,7 @@ BODIES: dict[str, Any] = {
     "POST /loops/{loop}/run": REASON,
     "POST /permit-renewals": {"ids": ["outside"]},
     "POST /permits": {"id": "another"},
+    "POST /recovery/debts/{debt}/retry": REASON,
     "POST /runner/claims": {"request_id": "theirs", "slots": 5},
     "POST /runner/drain": {},
     "POST /runner/heartbeats": {"runs": ["$hold"], "pulling": ["$hold"]},
@@ -61,6 +62,7 @@ WITHOUT_BODY = (
     "GET /runner", "GET /runner/holds", "DELETE /runner/drain", "GET /runners", "GET /runs", "GET /runs/{run}",
     "GET /runs/{run}/logs", "GET /runs/{run}/why", "GET /tenants", "GET /tenants/{slug}", "DELETE /tenants/{slug}",
     "GET /tenants/{slug}/quota", "DELETE /tenants/{slug}/quota", "GET /tokens", "DELETE /tokens/{token}",
+    "GET /recovery", "GET /recovery/debts", "GET /recovery/log",
 )  # fmt: skip
 OPERATIONS = sorted([*BODIES, *WITHOUT_BODY])
 ENROL = "POST /runners/enrol"
@@ -136,6 +138,7 @@ def make_victim() -> Victim:
         "enrolment": enrolment,
         "role": "loops",
         "loop": "deadlines",
+        "debt": 1,
     }
     return Victim(tenant, runner, given, facts, [tenant.token, runner.token, given["job_token"], enrolment, MARK])
 

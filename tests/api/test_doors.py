@@ -236,7 +236,7 @@ def test_a_used_enrolment_token_enrols_nobody_and_says_what_an_unknown_one_says(
 
 
 # The operations that look for what the path names before they look at the body, and find nothing in these tests.
-NAMELESS = {"POST /leases/{role}/step-down"}
+NAMELESS = {"POST /leases/{role}/step-down", "POST /recovery/debts/{debt}/retry"}
 HUGE = 1 << 40
 
 
