@@ -121,7 +121,9 @@ class RunSpec(_Strict):
     command: list[Text] = Field(min_length=1, max_length=1000)
     env: dict[EnvironmentName, Text] = Field(default_factory=dict, max_length=500)
     files: dict[RelativePath, InputFile] = Field(default_factory=dict, max_length=MAX_FILES)
-    secrets: list[Name] = Field(default_factory=list, max_length=100, description="Names of stored secrets.")
+    secrets: list[EnvironmentName] = Field(
+        default_factory=list, max_length=100, description="Names of stored secrets; each is a variable of that name."
+    )
     working_dir: AbsolutePath = "/work"
     resources: Resources = Resources()
     timeout_seconds: float = Field(default=3600, gt=0, le=30 * 86_400, description="Run time limit of an attempt.")

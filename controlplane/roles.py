@@ -32,6 +32,7 @@ ADMIN_VERBS: Final = (
     "admission.change_apitoken",
     "runners.enrol_runner",
     "runners.revoke_runner",
+    "runners.manage_secret",
     "auth.view_user",
     "auth.add_user",
     "auth.change_user",

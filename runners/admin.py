@@ -23,6 +23,7 @@ from controlplane.admin_base.drivers import DriverSign, Health, judge_health, re
 from controlplane.admin_base.subqueries import CappedCount
 from controlplane.admin_base.verbs import Order, Outcome, Preview, ReasonForm, Verb
 from controlplane.core.conf import conf
+from runners import secrets_admin  # noqa: F401 - registers itself, as this module does
 from runners.models import EnrolmentToken, Runner
 from runners.services import enrolment, fleet
 

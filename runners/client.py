@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from runners.agent.backoff import Backoff
 from runners.transport import ApiError, Transport, Unreachable
@@ -87,6 +88,28 @@ class Client:
             return answer
 
         return self._patiently(send)
+
+    def secrets(self, *, most: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Secrets by name; their values are shown to nobody."""
+        return self._pages("/secrets", most, filters)
+
+    def set_secret(self, name: str, value: str, *, tenant: str | None = None, reason: str = "") -> dict[str, Any]:
+        """Set a secret: {"name", "created"}. Operators name the tenant."""
+
+        def send() -> dict[str, Any]:
+            body = {"value": value, "reason": reason}
+            params = {"tenant": tenant} if tenant else None
+            answer: dict[str, Any] = self.transport.json(
+                "PUT", f"/secrets/{quote(name, safe='')}", json=body, params=params
+            )
+            return answer
+
+        return self._patiently(send)
+
+    def delete_secret(self, name: str, *, tenant: str | None = None) -> None:
+        """Delete a secret."""
+        params = {"tenant": tenant} if tenant else None
+        self.transport.json("DELETE", f"/secrets/{quote(name, safe='')}", params=params)
 
     def run(self, run: int) -> dict[str, Any]:
         """One run with its attempts and timeline."""

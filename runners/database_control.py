@@ -7,6 +7,7 @@ broken connection is closed, or the thread would find it broken for ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from django.db import InterfaceError, OperationalError, close_old_connections, connection
@@ -17,7 +18,8 @@ from admission.services import runs
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
 from runners.agent.control import ControlUnavailable, LogOffset, Superseded
 from runners.agent.wording import MAX_DETAIL, MAX_REASON, storable
-from runners.services import logs
+from runners.services import logs, secrets
+from runners.services.hiding import hidden_text
 
 T = TypeVar("T")
 
@@ -49,7 +51,15 @@ class DatabaseControl:
         except DriverGone:
             # Draining or declared dead: nothing to be had. The owner's beat says which.
             return []
-        return [Assignment(a.run, a.epoch, a.attempt, a.tenant, a.spec) for a in admitted]
+        return self.with_secrets([Assignment(a.run, a.epoch, a.attempt, a.tenant, a.spec) for a in admitted])
+
+    def with_secrets(self, assignments: Sequence[Assignment]) -> list[Assignment]:
+        """The same with the secrets that they name, for the holds of this driver: after a claim, and again for what
+        was adopted or taken up. Those whose secrets are not to be had were ended with the reason, and are left out."""
+        named = [assignment for assignment in assignments if assignment.spec.secrets]
+        given = _call(lambda: secrets.give(self.driver, [(a.run, a.epoch) for a in named]))
+        held = [a for a in assignments if (a.run, a.epoch) not in given.refused]
+        return [replace(a, secrets=given.values.get((a.run, a.epoch), {})) for a in held]
 
     def start(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         """Accept the start of these holds."""
@@ -70,8 +80,7 @@ class DatabaseControl:
 
     def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
         """Report ends."""
-        settlements = [_settlement(result) for result in results]
-        verdicts, _ = _call(lambda: runs.settle_runs(self.driver, settlements))
+        verdicts, _ = _call(lambda: runs.settle_runs(self.driver, [_settlement(result) for result in results]))
         return _verdicts(verdicts)
 
     def give_back(self, keys: Sequence[RunKey], reason: str) -> None:
@@ -89,7 +98,7 @@ def _holds(keys: Sequence[RunKey]) -> list[runs.Hold]:
 
 
 def _settlement(result: Result) -> runs.Settlement:
-    reason, detail = storable(result.reason, MAX_REASON), storable(result.detail, MAX_DETAIL)
+    reason, detail = storable(result.reason, MAX_REASON), storable(hidden_text(result.run, result.detail), MAX_DETAIL)
     return runs.Settlement(result.run, result.epoch, result.ending.value, reason, detail, result.exit_code)
 
 

@@ -54,7 +54,7 @@ class HoldKeeper:
             else:
                 give.append(key)
         log.warning("replica.unknown_holds", extra={"taken_up": len(take), "given_back": len(give)})
-        self._driver.take_up(take)
+        self._driver.take_up(self._control.with_secrets(take))
         if give:
             self._control.give_back(give, "held by this replica without its knowledge")
 

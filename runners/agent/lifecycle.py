@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runners.agent.assignment import Ending, Result
@@ -71,6 +72,7 @@ class Lifecycle:
             self._until_confirmed(hold, lambda: self._executor.sweep(labels))
             end = Exit(None, "executor_error", f"the driver failed: {error!r}")
         end = self._unfenced(hold, end, began)
+        end = replace(end, detail=hold.logs.hide(end.detail))
         self._tell(hold, "ended", code=end.code, reason=end.reason, detail=end.detail)
         hold.logs.close()
         self._deliver_log(hold)
@@ -156,7 +158,8 @@ class Lifecycle:
             self._outbox.settle(hold, result_of(hold, end))
 
     def _tell(self, hold: Hold, name: str, **fields: object) -> None:
-        self._on_event(name, run=hold.key.run, epoch=hold.key.epoch, attempt=hold.assignment.attempt, **fields)
+        told = {key: hold.logs.hide(value) if isinstance(value, str) else value for key, value in fields.items()}
+        self._on_event(name, run=hold.key.run, epoch=hold.key.epoch, attempt=hold.assignment.attempt, **told)
 
 
 def result_of(hold: Hold, end: Exit) -> Result:

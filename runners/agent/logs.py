@@ -44,6 +44,10 @@ class LogBuffer:
         """Bytes that are not stored yet."""
         return self._waiting
 
+    def hide(self, text: str) -> str:
+        """A text of our own about this run, such as an error message, with its secrets masked."""
+        return self._masker.text(text)
+
     def write(self, data: bytes) -> None:
         """Take output. Never blocks for long, never raises."""
         self._take(self._masker.feed(data))
@@ -54,7 +58,7 @@ class LogBuffer:
 
     def note(self, text: str) -> None:
         """A line of our own in the log, counted like output."""
-        self._take(f"[wharfinger: {text}]\n".encode())
+        self._take(f"[wharfinger: {self.hide(text)}]\n".encode())
 
     def discard(self) -> None:
         """Drop what waits and what is to come: nobody takes it any more."""

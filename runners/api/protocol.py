@@ -6,7 +6,7 @@ The paths of one run also need its job token; the batch forms prove each hold by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drf_spectacular.types import OpenApiTypes
@@ -30,7 +30,9 @@ from runners.api import bodies
 from runners.api.authentication import RunnerAuthentication
 from runners.services import claims, logs
 from runners.services.fleet import RunnerIdentity, refuse_unfenced, runner_driver
+from runners.services.hiding import hidden_text
 from runners.services.jobs import is_job_token, issue_job_token
+from runners.services.secrets import FIELD, give
 
 POLL_SECONDS = 0.5
 MAX_CHUNK_BYTES = MIB
@@ -84,8 +86,10 @@ class RunnerView(View):
         listed = [{"run": run, "epoch": epoch, "verdict": v.value} for (run, epoch), v in found.items()]
         return Response({"verdicts": listed, **self.intervals()})
 
-    def assignment(self, claimed: claims.Claimed, state: str) -> dict[str, Any]:
-        """One run to start."""
+    def assignment(
+        self, claimed: claims.Claimed, state: str, secrets: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """One run to start; with its secrets only as the answer of a claim."""
         token = issue_job_token(run=claimed.run, epoch=claimed.epoch, runner=self.runner.id)
         return {
             "run": claimed.run,
@@ -94,7 +98,7 @@ class RunnerView(View):
             "tenant": claimed.tenant,
             "spec": claimed.spec,
             "job_token": token,
-            "secrets": {},
+            "secrets": dict(secrets or {}),
             "state": state,
         }
 
@@ -125,10 +129,12 @@ class ClaimsView(RunnerView):
         refuse_unfenced(body.fence_seconds)
         envelope = Envelope(min(body.slots, self.runner.slots), body.memory_mib, body.cpu)
         claimed = claims.claim_runs(self.driver, body.request_id, envelope)
+        given = give(self.driver, [(one.run, one.epoch) for one in claimed or [] if one.spec.get(FIELD)])
         if claimed is None and not self.runner.cancels:
             headers = {"Poll-Seconds": str(POLL_SECONDS), "Runner-Mode": self.runner.mode}
             return Response(status=204, headers=headers)
-        listed = [self.assignment(one, "admitted") for one in claimed or []]
+        kept = [one for one in claimed or [] if (one.run, one.epoch) not in given.refused]
+        listed = [self.assignment(one, "admitted", given.values.get((one.run, one.epoch))) for one in kept]
         return Response({"assignments": listed, **self.intervals()})
 
 
@@ -286,7 +292,9 @@ def _holds(request: Request) -> list[Hold]:
 def settle(driver: Driver, results: Sequence[bodies.ResultBody]) -> dict[Hold, HoldVerdict]:
     """Ends and returns of holds; returned ones are answered `ok` if they were held, else `superseded`."""
     ended = [r for r in results if r.ending != "returned"]
-    settlements = [Settlement(r.run, r.epoch, r.ending, r.reason, r.detail, r.exit_code) for r in ended]
+    settlements = [
+        Settlement(r.run, r.epoch, r.ending, r.reason, hidden_text(r.run, r.detail), r.exit_code) for r in ended
+    ]
     verdicts, _ = holds.settle_runs(driver, settlements)
     returned = [r for r in results if r.ending == "returned"]
     for reason in dict.fromkeys(r.reason for r in returned):

@@ -7,9 +7,12 @@ from django.urls import path
 from controlplane.api import converters  # noqa: F401 - registers <id:>
 from runners.api import fleet, protocol
 from runners.api.logs import RunLogsView
+from runners.api.secrets import SecretsView, SecretView
 
 urlpatterns = [
     path("runs/<id:run>/logs", RunLogsView.as_view(), name="run-logs"),
+    path("secrets", SecretsView.as_view(), name="secrets"),
+    path("secrets/<slug:name>", SecretView.as_view(), name="secret"),
     path("runners", fleet.RunnersView.as_view(), name="runners"),
     path("runners/enrol", fleet.EnrolView.as_view(), name="enrol"),
     path("runners/<id:runner>/pause", fleet.RunnerPauseView.as_view(), name="runner-pause"),

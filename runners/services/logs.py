@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from django.db import transaction
+
 from admission.drivers import Driver
 from admission.states import TERMINAL
 from controlplane.core.conf import conf
 from controlplane.core.errors import NotFound
 from controlplane.core.sql import one, rows
 from runners import sql
+from runners.services.hiding import hide_seam, maskers, starred
 
 MAX_READ_BYTES = 1 << 20
 
@@ -32,6 +35,7 @@ class Appended:
 
     stored: int
     cancel: bool
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,22 @@ def cut_mark(cap: int) -> bytes:
 def append_log(driver: Driver, run: int, epoch: int, offset: int, data: bytes) -> Appended:
     """Store bytes that begin at `offset`, up to the cap; what is beyond it is cut, visibly and once.
 
+    Secrets of the run are hidden once more, also where one is cut in two by the border to what came before.
+
     Raises:
         HoldSuperseded: the run is not held under this epoch by this driver.
         OffsetMismatch: the log ends elsewhere; go on from there.
     """
+    masker = maskers.of(run)
+    if masker is None:
+        return _append(driver, run, epoch, offset, data)
+    with transaction.atomic():
+        done = _append(driver, run, epoch, offset, starred(masker, data))
+        hide_seam(masker, run, done.attempt, offset)
+    return done
+
+
+def _append(driver: Driver, run: int, epoch: int, offset: int, data: bytes) -> Appended:
     kept, cut = _within_cap(offset, data)
     parameters = {"run": run, "epoch": epoch, "offset": offset, "data": kept, "cut": cut, **driver.identity()}
     row = one(sql.APPEND_LOG, parameters)
@@ -70,13 +86,13 @@ def append_log(driver: Driver, run: int, epoch: int, offset: int, data: bytes) -
         raise HoldSuperseded(f"run {run} is not held under epoch {epoch}")
     end = offset + len(data)
     if row["size"] is not None:
-        return Appended(max(row["size"], end) if cut else row["size"], row["cancel"])
+        return Appended(max(row["size"], end) if cut else row["size"], row["cancel"], row["attempt"])
     stands = one(sql.READ_LOG_END, {"run": run, "attempt": row["attempt"]})
     if stands is None:
         raise HoldSuperseded(f"the attempt of run {run} is gone")
     if stands["cut"]:
         # Nothing more is kept of this log. All that comes counts as taken, or its sender would offer it for ever.
-        return Appended(max(stands["size"], end), row["cancel"])
+        return Appended(max(stands["size"], end), row["cancel"], row["attempt"])
     raise OffsetMismatch(stands["size"])
 
 
