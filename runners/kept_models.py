@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -33,6 +35,11 @@ class Secret(models.Model):
         return self.name
 
 
+def doom(_collector: Any, _field: Any, artifacts: Any, using: str) -> None:
+    """What becomes of the artifacts of a run that is deleted: in its transaction, the bytes afterwards."""
+    artifacts.using(using).filter(doomed_at__isnull=True).update(doomed_at=Now())
+
+
 class Artifact(models.Model):
     """One file that an attempt left. The row stands before its bytes are stored, and goes after they are gone.
 
@@ -41,7 +48,7 @@ class Artifact(models.Model):
     """
 
     # No constraint: the row outlives its run until the bytes are deleted.
-    run = models.ForeignKey(Run, on_delete=models.DO_NOTHING, related_name="+", db_index=False, db_constraint=False)
+    run = models.ForeignKey(Run, on_delete=doom, related_name="+", db_index=False, db_constraint=False)
     attempt = models.IntegerField()
     name = models.CharField(max_length=500)
     key = models.CharField(max_length=200, unique=True, help_text="Where the bytes are, in the storage.")

@@ -104,22 +104,24 @@ UPDATE runners_artifact SET doomed_at = statement_timestamp() WHERE id IN (
     ORDER BY reserved_at LIMIT %(limit)s)
 """
 
-# Artifacts of runs that ended long ago, or are not there any more. Looks at a bounded piece of the table, oldest
-# first, as the deletion of logs does. Index: primary keys.
+# Artifacts of runs that ended long ago (those of a deleted run are doomed with it). Looks at a bounded piece of the
+# table, oldest first: `last` is where the next call goes on, `reached` says that younger ones begin. Index: primary
+# keys.
 DOOM_OLD: Final = """
 WITH looked AS (
     SELECT id, run_id, reserved_at < statement_timestamp() - make_interval(secs => %(age)s) AS old
     FROM runners_artifact WHERE id > %(after)s ORDER BY id LIMIT %(limit)s
 ),
 due AS (
-    SELECT l.id FROM looked l LEFT JOIN admission_run r ON r.id = l.run_id
-    WHERE r.id IS NULL OR (l.old AND r.finished_at < statement_timestamp() - make_interval(secs => %(age)s))
+    SELECT l.id FROM looked l JOIN admission_run r ON r.id = l.run_id
+    WHERE l.old AND r.finished_at < statement_timestamp() - make_interval(secs => %(age)s)
 ),
 doomed AS (
     UPDATE runners_artifact SET doomed_at = statement_timestamp()
     WHERE id IN (SELECT id FROM due) AND doomed_at IS NULL RETURNING id
 )
-SELECT (SELECT count(*) FROM doomed) AS doomed, max(id) AS last, count(*) AS looked FROM looked
+SELECT (SELECT count(*) FROM doomed) AS doomed, max(id) AS last, coalesce(bool_or(NOT old), true) AS reached
+FROM looked
 """
 
 # What is to be deleted from the storage. Not at once: an upload that was given up under way deletes what it stored,

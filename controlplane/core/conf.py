@@ -81,6 +81,7 @@ class ControlPlaneSettings:
     )
     secrets_keys_file: str = _doc("", "File with such keys, one a line, after those named directly.")
     artifact_dir: str = _doc("", "Where artifacts are stored; empty: the user's data directory.")
+    artifact_bucket: str = _doc("", "S3 bucket for artifacts instead (extra `s3`); the rest by AWS_* variables.")
     artifact_file_bytes: int = _doc(256 << 20, "Size of one kept file at most.")
     artifact_run_bytes: int = _doc(1 << 30, "Size of all that one attempt keeps at most.")
     artifact_count: int = _doc(1000, "Files that one attempt keeps at most.")

@@ -163,6 +163,9 @@ class RunnerAnswer(Answer):
     labels: dict[str, str]
     executors: list[str]
     slots: int
+    artifact_file_bytes: int = Field(description="Size of one kept file at most.")
+    artifact_run_bytes: int = Field(description="Size of all that one attempt keeps at most.")
+    artifact_count: int = Field(description="Files that one attempt keeps at most.")
 
 
 class EnrolAnswer(BaseModel):

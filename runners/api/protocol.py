@@ -111,7 +111,10 @@ class SelfView(RunnerView):
         """Whether the token is alive, and what the server knows."""
         runner = self.runner
         facts = {"id": runner.id, "name": runner.name, "labels": dict(runner.labels), "slots": runner.slots}
-        return Response({**facts, "executors": list(runner.executors), **self.intervals()})
+        caps = {
+            name: getattr(conf(), name) for name in ("artifact_file_bytes", "artifact_run_bytes", "artifact_count")
+        }
+        return Response({**facts, "executors": list(runner.executors), **caps, **self.intervals()})
 
 
 class ClaimsView(RunnerView):

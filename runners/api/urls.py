@@ -6,11 +6,14 @@ from django.urls import path
 
 from controlplane.api import converters  # noqa: F401 - registers <id:>
 from runners.api import fleet, protocol
+from runners.api.artifacts import ArtifactUploadView, RunArtifactsView, RunArtifactView
 from runners.api.logs import RunLogsView
 from runners.api.secrets import SecretsView, SecretView
 
 urlpatterns = [
     path("runs/<id:run>/logs", RunLogsView.as_view(), name="run-logs"),
+    path("runs/<id:run>/artifacts", RunArtifactsView.as_view(), name="run-artifacts"),
+    path("runs/<id:run>/artifacts/<path:name>", RunArtifactView.as_view(), name="run-artifact"),
     path("secrets", SecretsView.as_view(), name="secrets"),
     path("secrets/<slug:name>", SecretView.as_view(), name="secret"),
     path("runners", fleet.RunnersView.as_view(), name="runners"),
@@ -30,5 +33,6 @@ urlpatterns = [
     path("runner/runs/<id:run>/start", protocol.StartView.as_view(), name="runner-start"),
     path("runner/runs/<id:run>/heartbeat", protocol.HeartbeatView.as_view(), name="runner-heartbeat"),
     path("runner/runs/<id:run>/logs", protocol.LogAppendView.as_view(), name="runner-log"),
+    path("runner/runs/<id:run>/artifacts", ArtifactUploadView.as_view(), name="runner-artifact"),
     path("runner/runs/<id:run>/result", protocol.ResultView.as_view(), name="runner-result"),
 ]

@@ -4,6 +4,8 @@ import django.db.models.deletion
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
+import runners.kept_models
+
 
 class Migration(migrations.Migration):
     dependencies = [
@@ -33,7 +35,7 @@ class Migration(migrations.Migration):
                     models.ForeignKey(
                         db_constraint=False,
                         db_index=False,
-                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        on_delete=runners.kept_models.doom,
                         related_name="+",
                         to="admission.run",
                     ),

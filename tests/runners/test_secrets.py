@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -84,7 +86,7 @@ def test_another_tenants_secrets_are_neither_seen_nor_touched(tenant: Caller, st
     ("name", "value", "why"),
     [
         ("TOKEN", "x", "at least 8 bytes"),
-        ("TOKEN", "short   ", "at least 8 bytes"),
+        ("TOKEN", "zyxw    ", "at least 8 bytes"),
         ("TOKEN", "v" * 33_000, "at most 32768 bytes"),
         ("1TOKEN", VALUE, "letters, digits"),
         ("MY-TOKEN", VALUE, "letters, digits"),
@@ -97,7 +99,7 @@ def test_what_could_not_be_kept_secret_is_refused_without_the_value(
     answer = put(tenant, name, value)
     assert answer.status_code == 400
     assert why in answer.json()["detail"]
-    assert len(value) < 4 or value.strip() not in answer.content.decode()
+    assert not {"zyxw", "vvvv", VALUE} & set(re.findall(r"zyxw|vvvv|hunter2-and-more", answer.content.decode()))
     assert not Secret.objects.exists()
 
 
@@ -200,7 +202,7 @@ def test_the_server_hides_it_also_across_chunks(tenant: Caller, cuts: tuple[int,
     ledger.start(driver, [admitted])
     text = f"a={VALUE} b={VALUE}!\n".encode()
     places = [0, *cuts, len(text)]
-    for first, last in zip(places, places[1:], strict=False):
+    for first, last in pairwise(places):
         done = append_log(driver, run, admitted.epoch, first, text[first:last])
         assert done.stored == last  # the driver's offsets hold
     stars = "*" * len(VALUE)
