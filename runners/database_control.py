@@ -15,10 +15,13 @@ from django.db import InterfaceError, OperationalError, close_old_connections, c
 from admission.drivers import Driver, DriverGone
 from admission.engine import Envelope, admit
 from admission.services import runs
+from controlplane.core.conf import conf
+from controlplane.core.errors import DomainError
+from runners.agent.artifacts import Kept, Limits
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
-from runners.agent.control import ControlUnavailable, LogOffset, Superseded
+from runners.agent.control import ArtifactRefused, ControlUnavailable, LogOffset, Superseded
 from runners.agent.wording import MAX_DETAIL, MAX_REASON, storable
-from runners.services import logs, secrets
+from runners.services import artifacts, logs, secrets
 from runners.services.hiding import hidden_text
 
 T = TypeVar("T")
@@ -77,6 +80,25 @@ class DatabaseControl:
             raise LogOffset(error.stored) from error
         except logs.HoldSuperseded as error:
             raise Superseded(str(error)) from error
+
+    @property
+    def artifact_limits(self) -> Limits:
+        """By the settings of this process."""
+        settings = conf()
+        return Limits(settings.artifact_file_bytes, settings.artifact_run_bytes, settings.artifact_count)
+
+    def put_artifact(self, key: RunKey, kept: Kept) -> None:
+        """Store one kept file."""
+        announced = artifacts.Announced(kept.name, kept.size, bytes.fromhex(kept.sha256))
+        try:
+            with kept.path.open("rb") as file:
+                _call(lambda: artifacts.store_artifact(self.driver, key.run, key.epoch, announced, file))
+        except logs.HoldSuperseded as error:
+            raise Superseded(str(error)) from error
+        except (artifacts.StorageFailed, artifacts.UploadBroken) as error:
+            raise ControlUnavailable(str(error)) from error
+        except DomainError as error:
+            raise ArtifactRefused(str(error)) from error
 
     def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
         """Report ends."""

@@ -15,6 +15,7 @@ from runners.agent.backoff import jittered
 from runners.agent.clock import now
 from runners.agent.events import OnEvent, guarded, log_event
 from runners.agent.holds import Hold, Holds, Phase
+from runners.agent.keeping import Keeping
 from runners.agent.lifecycle import SHUTDOWN, Lifecycle
 from runners.agent.loops import FOREVER, Loop
 from runners.agent.outbox import Outbox
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from runners.agent.control import Control
     from runners.agent.executors.base import Executor
     from runners.agent.fence import Fence
+    from runners.agent.spool import Spool
 
 MOST_STARTS = 100
 LOG_SECONDS = 1.0
@@ -50,6 +52,7 @@ class Driver:
         poll_seconds: float = 0.5,
         on_event: OnEvent = log_event,
         fence: Fence | None = None,
+        spool: Spool | None = None,
     ) -> None:
         self.slots = slots
         self._control = control
@@ -65,8 +68,11 @@ class Driver:
         self._draining = False
         self._request: str | None = None
         self._claiming = threading.Lock()
+        self._keeping = Keeping(control, self._on_event, spool)
         self._outbox = Outbox(control, self._on_event, self._release)
-        self._lifecycle = Lifecycle(control, executor, self._outbox, self._release, self._on_event, fence)
+        self._lifecycle = Lifecycle(
+            control, executor, self._outbox, self._release, self._on_event, fence, self._keeping
+        )
         self._claims = Loop("claims", self._claim, self._on_event, control.thread_ends)
         self._starts = Loop("starts", self._start_waiting, self._on_event, control.thread_ends)
         self._beats = Loop("heartbeat", self._beat, self._on_event, control.thread_ends)
@@ -188,6 +194,7 @@ class Driver:
         return Capacity(0 if full else self.slots - len(held), memory, cpu)
 
     def _release(self, hold: Hold) -> None:
+        self._keeping.forget(hold)
         self._holds.discard(hold)
         self._claims.wake()
 

@@ -13,6 +13,7 @@ from runners.agent.backoff import Backoff
 from runners.agent.clock import now
 from runners.agent.control import Control, ControlUnavailable, Superseded
 from runners.agent.executors.base import Execution, Executor, ExecutorError, Exit, always
+from runners.agent.keeping import Keeping, answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,7 +43,9 @@ class Lifecycle:
         forget: Callable[[Hold], None],
         on_event: OnEvent,
         fence: Fence | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
+        self._keeping = keeping or Keeping(control, on_event)
         self._control = control
         self._executor = executor
         self._outbox = outbox
@@ -75,8 +78,11 @@ class Lifecycle:
         end = replace(end, detail=hold.logs.hide(end.detail))
         self._tell(hold, "ended", code=end.code, reason=end.reason, detail=end.detail)
         hold.logs.close()
+        result = None if end.reason in _NOT_ITS_OWN else result_of(hold, end)
+        self._keeping.ended(hold, result)
+        self._keeping.upload(hold)
         self._deliver_log(hold)
-        self._report(hold, end)
+        self._report(hold, end, result)
 
     def _unfenced(self, hold: Hold, end: Exit, began: float) -> Exit:
         """Nothing of it is left here. What the watchdog stopped did not fail by itself: it is lost, not failed."""
@@ -96,6 +102,7 @@ class Lifecycle:
         hold.attach(execution)
         self._tell(hold, "running")
         end = self._wait(hold, execution)
+        self._keeping.collect(hold, execution, end)
         self._until_confirmed(hold, execution.remove)
         return end
 
@@ -134,11 +141,12 @@ class Lifecycle:
         until = now() + LOG_PATIENCE_SECONDS
         backoff = Backoff()
         pause = threading.Event()
-        while hold.logs.waiting:
+        while hold.logs.waiting and not hold.superseded:
             try:
                 self.flush(hold)
             except ControlUnavailable as error:
-                if now() >= until:
+                # As long as it is away altogether nothing is given up: the result could not be told either.
+                if now() >= until and answers(self._control, hold):
                     self._tell(hold, "log_undelivered", bytes=hold.logs.waiting, error=str(error))
                     return
                 pause.wait(backoff.delay())
@@ -148,14 +156,14 @@ class Lifecycle:
                 )
                 return
 
-    def _report(self, hold: Hold, end: Exit) -> None:
+    def _report(self, hold: Hold, end: Exit, result: Result | None) -> None:
         if hold.superseded:
             self._tell(hold, "superseded")
             self._forget(hold)
-        elif end.reason in _NOT_ITS_OWN:
+        elif result is None:
             self._outbox.give_back(hold, end.reason)
         else:
-            self._outbox.settle(hold, result_of(hold, end))
+            self._outbox.settle(hold, result)
 
     def _tell(self, hold: Hold, name: str, **fields: object) -> None:
         told = {key: hold.logs.hide(value) if isinstance(value, str) else value for key, value in fields.items()}

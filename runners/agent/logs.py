@@ -60,6 +60,11 @@ class LogBuffer:
         """A line of our own in the log, counted like output."""
         self._take(f"[wharfinger: {self.hide(text)}]\n".encode())
 
+    def undelivered(self) -> tuple[int, bytes]:
+        """Where the stored log ends as far as we know, and what follows it."""
+        with self._lock:
+            return self._offset, b"".join(self._parts)
+
     def discard(self) -> None:
         """Drop what waits and what is to come: nobody takes it any more."""
         with self._lock:

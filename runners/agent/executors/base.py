@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from runners.agent.artifacts import Collection
     from runners.agent.assignment import Assignment
 
 LogSink = Callable[[bytes], None]
@@ -26,7 +27,8 @@ class Exit:
 
     code: int | None
     reason: str = ""
-    """'' = by itself; else 'oom', 'timeout', 'cancelled', 'image_unavailable', 'executor_error', 'lost', 'fenced'."""
+    """'' = by itself; else 'oom', 'timeout', 'cancelled', 'disk', 'image_unavailable', 'executor_error', 'lost',
+    'fenced'."""
     detail: str = ""
 
 
@@ -51,6 +53,9 @@ class Execution(Protocol):
 
     def stop(self, reason: str) -> None:
         """SIGTERM, the specification's grace, SIGKILL. Returns at once; `wait` then returns with that reason."""
+
+    def collect(self, collection: Collection) -> None:
+        """Take what the specification wants kept; after `wait`, before `remove`. What cannot be had is noted."""
 
     def remove(self) -> None:
         """Remove everything and confirm it gone. Raises `ExecutorError` if that cannot be confirmed; repeatable."""

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 
 from runners.agent.clock import now
 from runners.agent.executors import container_config as config
-from runners.agent.executors import scratch
+from runners.agent.executors import disk, scratch
+from runners.agent.executors.archive import collect_from_container
 from runners.agent.executors.base import ExecutorError, Exit, LogSink, MayStart
+from runners.agent.executors.disk import DiskWatch
 from runners.agent.executors.docker_adapter import Attached, DaemonSilent, DockerAdapter, NotFound, Refused
 from runners.agent.executors.docker_sweep import remove_confirmed
 from runners.agent.executors.frames import Frames
@@ -26,6 +28,7 @@ from runners.agent.executors.frames import Frames
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from runners.agent.artifacts import Collection
     from runners.agent.assignment import Assignment
 
 log = logging.getLogger(__name__)
@@ -64,6 +67,7 @@ class DockerExecution:
         self._code: int | None = None
         self._delivered = 0
         self._reason = ""
+        self._disk: DiskWatch | None = None
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._open = True
@@ -88,6 +92,7 @@ class DockerExecution:
             inspected = self._adapter.inspect(self.container)
             self.image_id = inspected.get("Image", "")
             config.check_applied(self._asked, inspected)
+            self._make_room(self.container)
             self._attached = self._adapter.attach(self.container)
             if before_start is not None:
                 before_start(self._token, self.container)
@@ -101,6 +106,13 @@ class DockerExecution:
             self._ended = Exit(None, "lost", str(error))
         except ExecutorError as error:
             self._ended = Exit(None, error.reason, str(error))
+
+    def _make_room(self, container: str) -> None:
+        """Where something is to be kept: a working directory in the container's own layer, which is then watched."""
+        spec = self.assignment.spec
+        if spec.artifacts:
+            self._adapter.make_directory(container, spec.working_dir, config.NOBODY_ID)
+            self._disk = DiskWatch(self._adapter, container, spec.resources.disk_mib, now())
 
     def _find_lost(self) -> None:
         until = now() + LOST_CREATE_SECONDS
@@ -147,9 +159,12 @@ class DockerExecution:
             moment = now()
             if deadline is not None and moment >= deadline:
                 self.stop("timeout")
+            if self._disk is not None and not self._reason and self._disk.is_full(moment):
+                self.stop(disk.REASON)
             if self._reason and stopping.step(moment):
                 return False
-            due = [t for t in (stopping.next, None if self._reason else deadline) if t is not None]
+            looks = None if self._disk is None or self._reason else self._disk.next
+            due = [t for t in (stopping.next, None if self._reason else deadline, looks) if t is not None]
             seconds = min([_POLL_SECONDS, *(max(0.0, t - moment) for t in due)])
             if self._attached is None:
                 self._sleep(min(seconds, _BROKEN_POLL_SECONDS))
@@ -232,6 +247,8 @@ class DockerExecution:
         if not whole:
             return Exit(None, self._reason, "it did not end after SIGKILL; it is removed by force")
         code = self._code
+        if self._reason == disk.REASON and self._disk is not None:
+            return Exit(code, self._reason, self._disk.detail)
         if self._reason or not code:
             return Exit(code, self._reason)
         state = self._state()
@@ -247,6 +264,13 @@ class DockerExecution:
         except ExecutorError as error:
             return {"Error": f"how it ended is not known: {error}"}
         return state
+
+    # -- keeping ---------------------------------------------------------------------------------------------------
+
+    def collect(self, collection: Collection) -> None:
+        """See `Execution.collect`."""
+        if self.container is not None:
+            collect_from_container(self._adapter, self.container, self.assignment.spec, collection)
 
     # -- removing ---------------------------------------------------------------------------------------------------
 
