@@ -52,9 +52,8 @@ class Spool:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
         except OSError as error:
-            raise SpoolError(
-                f"the spool {directory} cannot be made ({error.strerror}); set WHARFINGER_SPOOL to a directory of yours"
-            ) from error
+            why = f"the spool {directory} cannot be made ({error.strerror})"
+            raise SpoolError(f"{why}; set WHARFINGER_SPOOL to a directory of yours") from error
 
     def files(self, key: RunKey) -> Path:
         """A fresh directory for the kept files of a hold."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from django.http import StreamingHttpResponse
+from django.http import FileResponse
 from django.urls import reverse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -120,7 +120,7 @@ class RunArtifactView(View):
         parameters=[ATTEMPT, OpenApiParameter("name", str, "path", description="As it is listed.")],
         responses={(200, "application/octet-stream"): OpenApiTypes.BINARY},
     )
-    def get(self, request: Request, run: int, name: str) -> StreamingHttpResponse:
+    def get(self, request: Request, run: int, name: str) -> FileResponse:
         """Fetch it, as an attachment. `Artifact-Sha256` says what its bytes must sum up to."""
         return download(_kept(request, run), name)
 
@@ -168,9 +168,8 @@ class ArtifactUploadView(RunnerView):
 
 
 def _announced(request: Request) -> artifacts.Announced:
-    size = declared_length(request)
-    if size is None:
-        raise ValidationError({"Content-Length": "say how long the file is"})
+    # Without a length nothing can be read: that is the empty file, and anything else does not sum up.
+    size = declared_length(request) or 0
     digest = request.headers.get("Artifact-Sha256", "")
     if not SHA256.fullmatch(digest):
         raise ValidationError({"Artifact-Sha256": "the SHA-256 of the file as 64 hexadecimal digits"})

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.core.files import File
 from django.db.models import QuerySet
-from django.http import StreamingHttpResponse
-from django.utils.http import content_disposition_header
+from django.http import FileResponse
 
 from admission.models import Run
 from controlplane.core.conf import conf
@@ -61,7 +58,13 @@ def _until(finished: datetime | None, days: float) -> datetime | None:
     return None if finished is None else finished + timedelta(days=days)
 
 
-def download(kept: Kept, name: str) -> StreamingHttpResponse:
+class _Download(FileResponse):
+    """Closes its file whether it was read or not."""
+
+    block_size = CHUNK_BYTES
+
+
+def download(kept: Kept, name: str) -> FileResponse:
     """One file as an attachment that no browser interprets. Raises NotFound."""
     artifact = next((one for one in kept.files if one.name == name), None)
     if artifact is None:
@@ -71,11 +74,8 @@ def download(kept: Kept, name: str) -> StreamingHttpResponse:
     except FileNotFoundError:
         log.exception("artifacts.bytes_missing", extra={"run": kept.run, "key": artifact.key})
         raise NotFound("The bytes of this file are not in the storage any more.") from None
-    response = StreamingHttpResponse(_pieces(opened), content_type=artifact.content_type)
     file_name = artifact.name.rpartition("/")[2]
-    response["Content-Disposition"] = (
-        content_disposition_header(as_attachment=True, filename=file_name) or "attachment"
-    )
+    response = _Download(opened, as_attachment=True, filename=file_name, content_type=artifact.content_type)
     response["Content-Length"] = str(artifact.size)
     response["ETag"] = f'"{bytes(artifact.sha256).hex()}"'
     response["Artifact-Sha256"] = bytes(artifact.sha256).hex()
@@ -84,9 +84,3 @@ def download(kept: Kept, name: str) -> StreamingHttpResponse:
     response["Content-Security-Policy"] = "sandbox; default-src 'none'"
     response["Cache-Control"] = "private, no-transform"
     return response
-
-
-def _pieces(opened: File[bytes]) -> Iterator[bytes]:
-    with opened:
-        while piece := opened.read(CHUNK_BYTES):
-            yield piece

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,6 @@ def test_stored_listed_and_fetched(tenant: Caller, runner: RunnerCaller, held: d
         assert "sandbox" in answer["Content-Security-Policy"]
         assert "\n" not in answer["Content-Disposition"]
     assert len(blobs(place)) == 3
-    assert all((place / blob).stat().st_mode & 0o077 == 0 for blob in blobs(place)) or os.umask(0o022) is not None
 
 
 @pytest.mark.rule("Q8")
@@ -110,7 +108,9 @@ def test_another_tenant_sees_nothing(
     bring(runner, held)
     path = f"/runs/{held['run']}/artifacts"
     for address in (path, f"{path}/out/a.txt"):
-        assert tenant.get(address).status_code == 200
+        found = tenant.get(address)
+        assert found.status_code == 200
+        assert not found.streaming or b"".join(found.streaming_content) == DATA
         assert stranger.get(address).status_code == 404
         assert nobody.get(address).status_code == 401
         assert runner.get(address).status_code == 401
@@ -128,12 +128,10 @@ def test_only_who_holds_it_may_bring_anything(
     assert bring(runner, held, epoch=held["epoch"] + 1).status_code == 401
     assert bring(other, held).status_code == 401
     runner.post("/runner/results", {"results": [named(held, ending="returned", reason="no")]})
-    [again] = runner.claimed("again")
-    assert bring(runner, again).status_code == 200
-    Artifact.objects.update(stored_at=None)
-    assert blobs(place)
-    end(runner, again)
-    assert Run.objects.get(pk=held["run"]).state == "succeeded"
+    # Taken back into the queue its epoch has moved on, and the old one's token opens the late window alone.
+    assert Run.objects.get(pk=held["run"]).state == "queued"
+    assert bring(runner, held, epoch=held["epoch"] + 1).status_code == 401
+    assert blobs(place) == set()
 
 
 @pytest.mark.rule("Q8")
@@ -273,7 +271,7 @@ def test_gone_after_their_time_and_with_their_tenant(tenant: Caller, place: Path
     driver, first = hold(tenant)
     store_artifact(driver, *first, announced(), BrokenStream(DATA))
     settle_runs(driver, [Settlement(*first, "succeeded")])
-    _, second = hold(tenant)
+    hold(tenant)
     age(reserved_at="31 days")
     delete_artifacts()
     assert Artifact.objects.get().doomed_at is None  # its run ended just now
