@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+import requests
+
 from runners.agent.backoff import Backoff
 from runners.transport import ApiError, Transport, Unreachable
 
@@ -17,6 +19,7 @@ TERMINAL = frozenset({"succeeded", "failed", "cancelled", "timed_out", "interrup
 PATIENCE_SECONDS = 30.0
 POLL_SECONDS = 0.5
 LONGEST_POLL_SECONDS = 5.0
+PIECE_BYTES = 1 << 20
 _TOO_MANY = 429
 
 
@@ -143,6 +146,22 @@ class Client:
             truncated=head["Log-Truncated"] == "true",
             state=head["Run-State"],
         )
+
+    def artifacts(self, run: int, *, attempt: int | None = None) -> dict[str, Any]:
+        """What an attempt kept: {"attempt", "kept_until", "results": [{"name", "size", "sha256", …}]}."""
+        found: dict[str, Any] = self._get(f"/runs/{run}/artifacts", {"attempt": attempt} if attempt else None)
+        return found
+
+    def artifact(self, run: int, name: str, *, attempt: int | None = None) -> Iterator[bytes]:
+        """The bytes of one kept file, in pieces; compare them with its `sha256`."""
+        path = f"/runs/{run}/artifacts/{quote(name)}"
+        params = {"attempt": attempt} if attempt else None
+        response = self._patiently(lambda: self.transport.call("GET", path, params=params, stream=True))
+        try:
+            with response:
+                yield from response.iter_content(PIECE_BYTES)
+        except requests.RequestException as error:
+            raise Unreachable(f"{self.transport.url} broke off: {error}") from error
 
     def follow_log(self, run: int, *, follow: bool = True, attempt: int | None = None) -> Iterator[LogPart]:
         """Output as it comes, of each attempt in turn, until the run has ended (or what is there, once)."""

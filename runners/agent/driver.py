@@ -53,8 +53,11 @@ class Driver:
         on_event: OnEvent = log_event,
         fence: Fence | None = None,
         spool: Spool | None = None,
+        most: int | None = None,
     ) -> None:
         self.slots = slots
+        # Runs to take before it takes no more; None: no end.
+        self._most = most
         self._control = control
         self._labels = dict(labels or {})
         self._memory_mib = memory_mib
@@ -94,6 +97,11 @@ class Driver:
     def held(self) -> list[RunKey]:
         """What it holds, from the claim to the answered result."""
         return [hold.key for hold in self._holds.all()]
+
+    @property
+    def took_all(self) -> bool:
+        """It was to take a number of runs, and has."""
+        return self._most == 0
 
     def seconds_since_claim_tick(self) -> float:
         """A wedged driver does not look alive: its owner stops beating when this grows (rule R2)."""
@@ -167,7 +175,7 @@ class Driver:
     def _claim(self) -> float:
         with self._claiming:
             free = self._free()
-            if self._draining or free.slots <= 0:
+            if self._draining or free.slots <= 0 or self.took_all:
                 return FOREVER
             if self._is_fenced():
                 return jittered(FENCED_SECONDS)
@@ -175,6 +183,8 @@ class Driver:
             self._request = self._request or uuid.uuid4().hex
             assignments = self._control.claim(self._request, free)
             self._request = None
+            if self._most is not None:
+                self._most = max(0, self._most - len(assignments))
             self.take_up(assignments)
         more = len(self._holds) < self.slots
         return 0.0 if assignments and more else jittered(self._poll_seconds)

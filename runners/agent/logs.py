@@ -39,6 +39,14 @@ class LogBuffer:
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
 
+    @classmethod
+    def resumed(cls, offset: int, output: bytes) -> LogBuffer:
+        """What was masked, capped and not delivered in an earlier life."""
+        made = cls(cap=len(output))
+        made._offset = offset
+        made.write(output)
+        return made
+
     @property
     def waiting(self) -> int:
         """Bytes that are not stored yet."""

@@ -8,6 +8,7 @@ from controlplane.api import converters  # noqa: F401 - registers <id:>
 from runners.api import fleet, protocol
 from runners.api.artifacts import ArtifactUploadView, RunArtifactsView, RunArtifactView
 from runners.api.logs import RunLogsView
+from runners.api.own_mode import WishView
 from runners.api.secrets import SecretsView, SecretView
 
 urlpatterns = [
@@ -26,6 +27,7 @@ urlpatterns = [
     path("enrolment-tokens/<id:token>", fleet.EnrolmentTokenView.as_view(), name="enrolment-token"),
     path("runner", protocol.SelfView.as_view(), name="runner-self"),
     path("runner/claims", protocol.ClaimsView.as_view(), name="runner-claims"),
+    path("runner/wish", WishView.as_view(), name="runner-wish"),
     path("runner/holds", protocol.HoldsView.as_view(), name="runner-holds"),
     path("runner/starts", protocol.StartsView.as_view(), name="runner-starts"),
     path("runner/heartbeats", protocol.HeartbeatsView.as_view(), name="runner-heartbeats"),

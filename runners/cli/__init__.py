@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from runners.cli import limits, runner, secret
+from runners.cli.artifacts import artifacts
 from runners.cli.config import load_config, read_secret
 from runners.cli.options import AsJson, TokenFile, Url, client
 from runners.cli.output import Exit, err, fail, guarded, print_json, print_table
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.add_typer(runner.app, name="runner")
 app.add_typer(secret.app, name="secret")
 
+app.command()(artifacts)
 app.command()(limits.limits)
 app.command("set-limit")(limits.set_limit)
 
