@@ -125,7 +125,8 @@ ORDER BY start
 # Whose log, how long, whether more may come. `%(tenant_id)s` null: any tenant. 0 rows: no such run for this caller.
 READ_LOG_STATE: Final = """
 SELECT r.state, r.attempt AS latest, t.number, coalesce(t.log_size, 0) AS size,
-       coalesce(t.log_truncated, false) AS truncated, t.released_at IS NOT NULL AS released
+       coalesce(t.log_truncated, false) AS truncated, t.released_at IS NOT NULL AS released,
+       r.finished_at + make_interval(secs => 86400 * %(days)s::float8) AS kept_until
 FROM admission_run r
 LEFT JOIN admission_attempt t ON t.run_id = r.id AND t.number = coalesce(%(attempt)s::int, r.attempt)
 WHERE r.id = %(run)s AND (%(tenant_id)s::bigint IS NULL OR r.tenant_id = %(tenant_id)s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from django.db import transaction
 
@@ -48,6 +49,8 @@ class LogPiece:
     state: str
     truncated: bool
     attempt_ended: bool
+    kept_until: datetime | None = None
+    """When it is deleted; None: its run has not ended."""
 
     @property
     def run_ended(self) -> bool:
@@ -111,7 +114,8 @@ def read_log(
 
     Raises NotFound for a run, or attempt, that is not there for this tenant.
     """
-    state = one(sql.READ_LOG_STATE, {"run": run, "attempt": attempt, "tenant_id": tenant_id})
+    asked = {"run": run, "attempt": attempt, "tenant_id": tenant_id, "days": conf().log_retention_days}
+    state = one(sql.READ_LOG_STATE, asked)
     if state is None:
         raise NotFound(f"There is no run {run}.")
     if state["number"] is None and attempt is not None:
@@ -125,6 +129,7 @@ def read_log(
         state=state["state"],
         truncated=state["truncated"],
         attempt_ended=state["released"] or state["state"] in TERMINAL,
+        kept_until=state["kept_until"],
     )
 
 
