@@ -19,8 +19,8 @@ from runners.services.sealing import unseal
 VALUE = "hunter2-and-more"
 
 
-def verb(admin: Client, name: str, ids: str = "", **fields: str) -> Any:
-    address = reverse("admin:runners_secret_verb", args=[name])
+def verb(admin: Client, verb_name: str, ids: str = "", **fields: str) -> Any:
+    address = reverse("admin:runners_secret_verb", args=[verb_name])
     body = {"ids": ids, "step": "confirm", "seen": "", "reason": "a test", **fields}
     return admin.post(address, body, follow=True)
 
@@ -30,7 +30,7 @@ def verb(admin: Client, name: str, ids: str = "", **fields: str) -> Any:
 def test_a_secret_is_written_and_never_shown(world: dict[str, Any], admin: Client) -> None:
     tenant = world["acme"]
     seen = [verb(admin, "set", tenant=tenant.slug, name="TOKEN", value=VALUE)]
-    secret = Secret.objects.get()
+    secret = Secret.objects.get(name="TOKEN")
     assert unseal(tenant.pk, "TOKEN", bytes(secret.value)) == VALUE
     seen.append(admin.get(reverse("admin:runners_secret_changelist")))
     seen.append(admin.get(reverse("admin:runners_secret_change", args=[secret.pk])))
@@ -47,8 +47,8 @@ def test_a_secret_is_written_and_never_shown(world: dict[str, Any], admin: Clien
     secret.refresh_from_db()
     assert unseal(tenant.pk, "TOKEN", bytes(secret.value)) == VALUE[::-1]
     verb(admin, "delete", str(secret.pk))
-    assert not Secret.objects.exists()
-    verbs = AuditEntry.objects.filter(subject_type="secret").order_by("id").values_list("verb", flat=True)
+    assert not Secret.objects.filter(name="TOKEN").exists()
+    verbs = AuditEntry.objects.filter(subject="acme/TOKEN").order_by("id").values_list("verb", flat=True)
     assert list(verbs) == ["set_secret", "set_secret", "delete_secret"]
 
 
