@@ -232,6 +232,9 @@ class Attempt(models.Model):
     driver_kind = models.CharField(max_length=10)
     driver_id = models.BigIntegerField()
     driver_name = models.CharField(max_length=200, blank=True, db_default="")
+    maker = models.UUIDField(
+        null=True, blank=True, help_text="Incarnation that was given the attempt: its container bears it ever after."
+    )
     admitted_at = models.DateTimeField(help_text="Read once the counters were locked, so never before a release.")
     started_at = models.DateTimeField(null=True, blank=True)
     released_at = models.DateTimeField(null=True, blank=True)

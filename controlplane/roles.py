@@ -20,6 +20,7 @@ OPERATOR_VERBS: Final = (
     "leadership.run_loop",
     "leadership.retry_intent",
     "recovery.drain_replica",
+    "recovery.retry_debt",
     "runners.pause_runner",
 )
 QUOTA_VERBS: Final = ("admission.set_quota", "admission.change_tenant")

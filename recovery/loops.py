@@ -28,6 +28,13 @@ LOOPS: Final = (
         "Every replica looks for dead peers and claims each; gated, work would wait for the leader to fall too.",
     ),
     Loop(
+        "recovery-retention",
+        Gate.LOCAL,
+        lambda: 3600.0,
+        "Batched, conditional deletes: two processes that do it at once delete each row once.",
+        ("recovery.services.retention.delete_expired",),
+    ),
+    Loop(
         "stuck-runs",
         Gate.LEADER,
         lambda: 60.0,

@@ -10,19 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from django.db import InterfaceError, OperationalError, close_old_connections, connection
+from django.db import DatabaseError, InterfaceError, close_old_connections, connection
 
 from admission.drivers import Driver, DriverGone
 from admission.engine import Envelope, admit
 from admission.services import runs
 from controlplane.core.conf import conf
 from controlplane.core.errors import DomainError
+from controlplane.core.sql import is_outage
 from runners.agent.artifacts import Kept, Limits
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
 from runners.agent.control import ArtifactRefused, ControlUnavailable, LogOffset, Superseded
 from runners.agent.wording import MAX_DETAIL, MAX_REASON, storable
 from runners.services import artifacts, logs, secrets
-from runners.services.hiding import hidden_text
+from runners.services.hiding import hidden_text, hidden_values
 
 T = TypeVar("T")
 
@@ -58,11 +59,17 @@ class DatabaseControl:
 
     def with_secrets(self, assignments: Sequence[Assignment]) -> list[Assignment]:
         """The same with the secrets that they name, for the holds of this driver: after a claim, and again for what
-        was adopted or taken up. Those whose secrets are not to be had were ended with the reason, and are left out."""
+        was taken up. Those whose secrets are not to be had were ended with the reason, and are left out."""
         named = [assignment for assignment in assignments if assignment.spec.secrets]
         given = _call(lambda: secrets.give(self.driver, [(a.run, a.epoch) for a in named]))
         held = [a for a in assignments if (a.run, a.epoch) not in given.refused]
         return [replace(a, secrets=given.values.get((a.run, a.epoch), {})) for a in held]
+
+    def with_hidden(self, assignment: Assignment) -> Assignment:
+        """The same with what its output must not tell, for an execution that was made before (rule R10): it has its
+        environment, with a value that may have been changed or deleted since, which must not end it."""
+        values = _call(lambda: hidden_values(assignment.run)) if assignment.spec.secrets else []
+        return replace(assignment, secrets={str(number): value for number, value in enumerate(values)})
 
     def start(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         """Accept the start of these holds."""
@@ -110,6 +117,11 @@ class DatabaseControl:
         drained = reason in DRAIN_REASONS
         _call(lambda: runs.give_back(self.driver, _holds(keys), storable(reason, MAX_DETAIL), drained=drained))
 
+    def goes_on(self, key: RunKey, attempt: int) -> bool:
+        """Whether another adopted this attempt."""
+        held = (key.run, attempt)
+        return held in _call(lambda: runs.adopted_by_others(self.driver, [held]))
+
     def thread_ends(self) -> None:
         """Close this thread's connection: each thread has its own, and each run has a thread."""
         connection.close()
@@ -133,7 +145,9 @@ def _call(work: Callable[[], T]) -> T:
         close_old_connections()
     try:
         return work()
-    except (OperationalError, InterfaceError) as error:
+    except (DatabaseError, InterfaceError) as error:
+        if not is_outage(error):
+            raise
         if not connection.in_atomic_block:
             connection.close()
         raise ControlUnavailable(f"the database does not answer: {error}") from error

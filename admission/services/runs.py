@@ -204,6 +204,45 @@ def take_away(
     return [Ended(r["id"], r["attempt"], RunState(r["state"]), r["tenant_id"]) for r in moved]
 
 
+def adopt_runs(
+    driver: Driver, holds: Sequence[Hold], cause: Cause, *, parameters: Mapping[str, object] | None = None
+) -> dict[Hold, Hold]:
+    """Drive these runs on from where their dead drivers left them (T7, "adopted"), where the cause still holds.
+
+    Same attempt, same permit. Called in the transaction that has locked the new driver's row, alive, FOR KEY SHARE: no
+    declaration of its death commits in between, and a later one finds these runs. Returns the new hold for each old.
+    """
+    if not holds:
+        return {}
+    moved = rows(
+        driving.ADOPT_RUNS.format(cause=cause.predicate),
+        {
+            **_arrays(holds),
+            **driver.identity(),
+            "incarnation": driver.incarnation,
+            "driver_name": driver.name,
+            "lease_seconds": driver.lease_seconds,
+            **(parameters or {}),
+        },
+    )
+    return {(r["id"], r["held"]): (r["id"], r["epoch"]) for r in moved}
+
+
+def read_open_attempts(attempts: Sequence[tuple[int, int]]) -> list[Row]:
+    """Of these (run, attempt), the open ones, whoever drives them: id, attempt, epoch, driver, maker."""
+    if not attempts:
+        return []
+    arrays = {"runs": [run for run, _ in attempts], "attempts": [number for _, number in attempts]}
+    return rows(driving.READ_OPEN_ATTEMPTS, arrays)
+
+
+def adopted_by_others(driver: Driver, attempts: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Of these (run, attempt), once this driver's, those that go on in the same attempt under another (rule R12)."""
+    own = driver.kind.value, driver.id
+    found = read_open_attempts(attempts)
+    return {(r["id"], r["attempt"]) for r in found if (r["driver_kind"], r["driver_id"]) != own}
+
+
 def give_back(driver: Driver, holds: Sequence[Hold], reason: str, *, drained: bool = False) -> list[Ended]:
     """The driver itself returns holds. Drained work burns no attempt (rule R14)."""
     return take_away(holds, DRAINED if drained else RETURNED, detail=reason, driver=driver)

@@ -59,13 +59,58 @@ renewed AS (
 SELECT id, epoch, cancel FROM locked
 """
 
-# What a driver holds, with pending cancels: read at each drain (rule A10). No locks. Index: run_driver.
+# What a driver holds, with pending cancels: read at each drain (rule A10). `maker`: whose incarnation a started run's
+# container bears; another than the driver's where it was adopted. `left`: seconds of its time, by this clock. No
+# locks. Index: run_driver, attempt_number.
 READ_HOLDS: Final = """
 SELECT r.id, r.epoch, r.attempt, r.state, r.cancel_requested_at IS NOT NULL AS cancel, r.spec,
-       (SELECT t.slug FROM admission_tenant t WHERE t.id = r.tenant_id) AS tenant
+       (SELECT t.slug FROM admission_tenant t WHERE t.id = r.tenant_id) AS tenant,
+       (SELECT a.maker FROM admission_attempt a WHERE a.run_id = r.id AND a.number = r.attempt) AS maker,
+       extract(epoch FROM r.started_at - statement_timestamp())::float8 + r.timeout_seconds AS "left"
 FROM admission_run r
 WHERE r.driver_kind = %(driver_kind)s AND r.driver_id = %(driver_id)s AND r.state IN ('admitted', 'running')
 ORDER BY r.id
+"""
+
+# T7 where what the old driver started goes on under a new one (rule R10): the same attempt, the same permits, renewed;
+# the epoch rises. `{cause}` is judged again here, under the row lock. Only what was started: of an admitted run there
+# is nothing. A pending cancel and the deadlines stay as they are. The new driver's row is locked before (KEY SHARE).
+# A missing run in the answer: it has moved on, or the cause is not true of it. Locks: runs in order, their attempts,
+# their permits. Index: primary key, attempt_number, permit_run.
+ADOPT_RUNS: Final = """
+WITH asked AS (SELECT * FROM unnest(%(runs)s::bigint[], %(epochs)s::bigint[]) AS a(id, epoch)),
+locked AS (
+    SELECT r.id, r.epoch AS held FROM admission_run r JOIN asked a ON a.id = r.id AND a.epoch = r.epoch
+    WHERE r.state = 'running' AND ({cause})
+    ORDER BY r.id FOR NO KEY UPDATE OF r
+),
+adopted AS (
+    UPDATE admission_run r
+    SET epoch = r.epoch + 1, driver_kind = %(driver_kind)s, driver_id = %(driver_id)s,
+        driver_incarnation = %(incarnation)s, driver_name = %(driver_name)s,
+        lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
+    FROM locked l WHERE r.id = l.id
+    RETURNING r.id, l.held, r.epoch, r.attempt
+),
+noted AS (
+    UPDATE admission_attempt t
+    SET epoch = a.epoch, driver_kind = %(driver_kind)s, driver_id = %(driver_id)s, driver_name = %(driver_name)s
+    FROM adopted a WHERE t.run_id = a.id AND t.number = a.attempt
+),
+renewed AS (
+    UPDATE admission_permit p SET renewed_at = clock_timestamp(), driver_name = %(driver_name)s
+    FROM adopted a WHERE p.run_id = a.id AND p.attempt = a.attempt
+)
+SELECT id, held, epoch, attempt FROM adopted
+"""
+
+# Of these attempts, those that are open now; with who drives them, and which incarnation their container bears.
+# No locks. Index: primary key, attempt_number.
+READ_OPEN_ATTEMPTS: Final = """
+SELECT r.id, r.attempt, r.epoch, r.driver_kind, r.driver_id, r.driver_incarnation, t.maker
+FROM unnest(%(runs)s::bigint[], %(attempts)s::int[]) AS a(id, number)
+JOIN admission_run r ON r.id = a.id AND r.attempt = a.number AND r.state IN ('admitted', 'running')
+JOIN admission_attempt t ON t.run_id = a.id AND t.number = a.number
 """
 
 # Verdicts about holds that a statement did not match. No locks. Index: primary key.

@@ -44,6 +44,7 @@ class ControlPlaneSettings:
     recovery_interval_seconds: float = _doc(60.0, "Between two reconciliation ticks; jitter of 0-500 ms is added.")
     recovery_claim_ttl_seconds: float = _doc(300.0, "A claimant of a dead replica is succeeded after this.")
     recovery_batch_size: int = _doc(500, "Runs taken over in one transaction.")
+    recovery_log_retention_days: float = _doc(90.0, "What recovery did, and paid debts, are deleted after this.")
     permit_renew_seconds: float = _doc(600.0, "Between two renewals of a driver's permits.")
     permit_lapse_seconds: float = _doc(1800.0, "A permit not renewed for this long may be reaped.")
     start_deadline_seconds: float = _doc(60.0, "From admission to accepted start.")
@@ -74,6 +75,10 @@ class ControlPlaneSettings:
     queue_depth_global: int = _doc(1_000_000, "Queued runs over all tenants; beyond it submits get 429.")
     queue_depth_tenant: int = _doc(100_000, "Queued runs of one tenant; beyond it submits get 429.")
     admission_batch: int = _doc(100, "Runs admitted in one transaction at most.")
+    metrics_token: str = _doc(
+        "", "What a scraper of /metrics sends as its bearer token; empty: operators' tokens only."
+    )
+    metrics_tenants: int = _doc(100, "So many of the fullest tenants have metrics of their own.")
     log_cap_bytes: int = _doc(16 << 20, "Stored output of one attempt; the rest is cut, visibly.")
     log_retention_days: float = _doc(30.0, "Output is deleted this long after the run ended.")
     secrets_keys: str = _doc(

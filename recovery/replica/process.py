@@ -18,14 +18,16 @@ from django.db import DatabaseError, connection
 
 from controlplane.core.conf import conf
 from controlplane.core.identity import current_process
+from recovery.replica.adoption import Legacy
 from recovery.replica.envelope import MachineEnvelope
-from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
+from recovery.replica.executor import LABEL_DRIVER, make_executor
 from recovery.replica.fence import make_replica_fence
 from recovery.replica.holds import HoldKeeper
 from recovery.replica.leading import Leading, own_loop
 from recovery.replica.ticking import Ticking, cryptographic_jitter
-from recovery.services.reconcile import Report, reconcile
+from recovery.services.reconcile import reconcile
 from recovery.services.replicas import Machine, beat, leave, register_replica, replica_driver
+from recovery.services.reporting import Report
 from runners.agent.clock import now
 from runners.agent.driver import Driver
 from runners.database_control import DatabaseControl
@@ -50,13 +52,13 @@ class ReplicaProcess:
         )
         registered_at = now()
         self._replica = register_replica(self._name, self._identity, machine)
-        self._sweep = make_sweep(self._executor)
         self._stop = threading.Event()
         self._now = threading.Event()
         self._dead = threading.Event()
         driver = replica_driver(self._replica)
+        self._legacy = Legacy(self._executor, driver)
         self._envelope = MachineEnvelope(driver, self._identity.machine, lambda: len(self._driver.held))
-        control = DatabaseControl(driver, self._envelope.narrow)
+        control = DatabaseControl(self._envelope.bounding(), self._envelope.narrow)
         labels = {LABEL_DRIVER: str(self._replica.incarnation)}
         self._fence = make_replica_fence(self._executor, labels, _log_event, registered_at)
         self._driver = Driver(
@@ -124,8 +126,15 @@ class ReplicaProcess:
             self._fence.vouched(asked)
 
     def _reconcile(self) -> None:
+        if self._stop.is_set():
+            return  # what it adopted or claimed now, it would soon leave to others again
         report: Report = reconcile(
-            claimant=str(self._replica.incarnation), by=self._name, self_id=self._replica.pk, sweep=self._sweep
+            claimant=str(self._replica.incarnation),
+            by=self._name,
+            self_id=self._replica.pk,
+            machine=self._identity.machine,
+            adopt=self._legacy.adopt,
+            sweep=self._legacy.sweep,
         )
         if report.did_something() or report.error:
             log.info("recovery.pass", extra={"report": report.as_dict()})

@@ -43,7 +43,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Collection:
+class Collected:
     """Files taken so far, and what was not taken and why."""
 
     directory: Path

@@ -59,6 +59,10 @@ class Control(Protocol):
     def give_back(self, keys: Sequence[RunKey], reason: str) -> None:
         """Return admitted runs that cannot be started here; no attempt is burned."""
 
+    def goes_on(self, key: RunKey, attempt: int) -> bool:
+        """Whether a run that is not this driver's any more goes on in that same attempt under another, who adopted
+        what executes it. Judged by the run's row."""
+
     def thread_ends(self) -> None:
         """The calling thread will not call again: let go of what is its own, such as a database connection."""
 

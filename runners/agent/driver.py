@@ -34,6 +34,7 @@ FENCED_SECONDS = 1.0
 LABEL_RUN = "wharfinger.run"
 LABEL_ATTEMPT = "wharfinger.attempt"
 LABEL_EPOCH = "wharfinger.epoch"
+_MAY_EXECUTE = {Phase.ACCEPTED, Phase.RUNNING}
 
 
 class Driver:
@@ -74,7 +75,14 @@ class Driver:
         self._keeping = Keeping(control, self._on_event, spool)
         self._outbox = Outbox(control, self._on_event, self._release)
         self._lifecycle = Lifecycle(
-            control, executor, self._outbox, self._release, self._on_event, fence, self._keeping
+            control,
+            executor,
+            self._outbox,
+            self._release,
+            self._on_event,
+            self._displace,
+            fence,
+            self._keeping,
         )
         self._claims = Loop("claims", self._claim, self._on_event, control.thread_ends)
         self._starts = Loop("starts", self._start_waiting, self._on_event, control.thread_ends)
@@ -112,11 +120,29 @@ class Driver:
         hold = self._holds.get(key)
         if hold is None or verdict is Verdict.OK:
             return
-        superseded = verdict is Verdict.SUPERSEDED
+        if verdict is Verdict.SUPERSEDED:
+            self._displace(hold)
+        else:
+            self._stop(hold, "cancelled")
+
+    def _stop(self, hold: Hold, reason: str, *, superseded: bool = False) -> None:
         first = not hold.stop_reason
-        if hold.stop("superseded" if superseded else "cancelled", superseded=superseded) and first:
+        if hold.stop(reason, superseded=superseded) and first:
             self._tell(hold, "stopping", reason=hold.stop_reason)
             self._starts.wake()
+
+    def _displace(self, hold: Hold) -> None:
+        """Its run has moved on: stopped, unless it goes on in the same attempt under another driver (rule R12).
+
+        Raises what the control plane raises: not knowing which, it is neither stopped nor let go, and asked again.
+        """
+        if hold.moved_on:
+            return
+        if hold.phase in _MAY_EXECUTE and self._control.goes_on(hold.key, hold.assignment.attempt):
+            hold.let_go()
+            self._tell(hold, "let_go")
+        else:
+            self._stop(hold, "superseded", superseded=True)
 
     def take_up(self, assignments: Iterable[Assignment]) -> None:
         """Begin with assignments that did not come by our own claim: admitted to us, their reply lost."""
@@ -125,6 +151,22 @@ class Driver:
             if self._holds.add(hold):
                 self._tell(hold, "claimed", tenant=assignment.tenant)
         self._starts.wake()
+
+    def take_over(self, assignment: Assignment, maker: Mapping[str, str], deadline: float) -> bool:
+        """Go on with what a dead driver started under the labels `maker`; the control plane names us as its driver.
+
+        Also beyond the slots: it is executed anyway, and nothing is claimed until there is room again. False when it
+        is held already.
+        """
+        hold = Hold(assignment, self._logs.wake)
+        hold.maker = {**self._of(assignment), **maker}
+        hold.phase = Phase.ACCEPTED
+        hold.deadline = deadline
+        if not self._holds.add(hold):
+            return False
+        self._tell(hold, "adopted", tenant=assignment.tenant)
+        self._lifecycle.begin(hold, self._labels_of(assignment))
+        return True
 
     def reconcile(self, read_open: Callable[[], Collection[RunKey]]) -> list[RunKey]:
         """Compare with the control plane's rows: stop what is not open any more, return what we do not know.
@@ -253,8 +295,10 @@ class Driver:
         self._release(hold)
 
     def _labels_of(self, assignment: Assignment) -> dict[str, str]:
-        own = {LABEL_RUN: assignment.run, LABEL_ATTEMPT: assignment.attempt, LABEL_EPOCH: assignment.epoch}
-        return {**{key: str(value) for key, value in own.items()}, **self._labels}
+        return {**self._of(assignment), LABEL_EPOCH: str(assignment.epoch), **self._labels}
+
+    def _of(self, assignment: Assignment) -> dict[str, str]:
+        return {LABEL_RUN: str(assignment.run), LABEL_ATTEMPT: str(assignment.attempt)}
 
     # -- heartbeats and logs ----------------------------------------------------------------------------------------
 

@@ -152,6 +152,10 @@ class HttpControl:
         self._verdicts("/runner/results", {"results": returned})
         self._forget(keys)
 
+    def goes_on(self, key: RunKey, attempt: int) -> bool:
+        """Never: a runner's runs end by its lease, and are not adopted."""
+        return False
+
     def thread_ends(self) -> None:
         """Close this thread's connection to the server."""
         self._transport.close()

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runners.agent.artifacts import Collection, Kept
+from runners.agent.artifacts import Collected, Kept
 from runners.agent.backoff import Backoff
 from runners.agent.clock import now
 from runners.agent.control import ArtifactRefused, Control, ControlUnavailable, Superseded
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 60.0
 # Ends after which the run goes to somebody else: what this attempt left is of no use to anybody.
-NOT_KEPT = {"shutdown", "lost", "fenced", "superseded"}
+NOT_KEPT = {"shutdown", "lost", "fenced", "superseded", "adopted"}
 
 
 class Keeping:
@@ -42,9 +42,9 @@ class Keeping:
         """Take what the run wants kept, while it can be had. Never raises."""
         if not hold.assignment.spec.artifacts or hold.superseded or end.reason in NOT_KEPT:
             return
-        collection: Collection | None = None
+        collection: Collected | None = None
         try:
-            collection = Collection(self._place(hold), self._control.artifact_limits)
+            collection = Collected(self._place(hold), self._control.artifact_limits)
             execution.collect(collection)
         except Exception as error:  # noqa: BLE001 - told with its stack; the run's end stands all the same
             self._tell(hold, "artifacts_failed", error=repr(error), stack=traceback.format_exc())
@@ -56,7 +56,7 @@ class Keeping:
 
     def ended(self, hold: Hold, result: Result | None) -> None:
         """On the disk with it before anything is sent. A disk that does not take it must not lose the result."""
-        if self._spool is None:
+        if self._spool is None or hold.superseded:
             return
         offset, output = hold.logs.undelivered()
         waiting = Waiting(

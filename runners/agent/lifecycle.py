@@ -33,7 +33,10 @@ _ENDINGS = {"cancelled": Ending.CANCELLED, "timeout": Ending.TIMED_OUT}
 
 
 class Lifecycle:
-    """What every run of a driver goes through. `forget` drops a hold of which nothing is to be reported."""
+    """What every run of a driver goes through.
+
+    `forget` drops a hold of which nothing is to be reported, `displaced` judges one whose run has moved on.
+    """
 
     def __init__(  # noqa: PLR0917 - made in one place, by the driver
         self,
@@ -42,10 +45,12 @@ class Lifecycle:
         outbox: Outbox,
         forget: Callable[[Hold], None],
         on_event: OnEvent,
+        displaced: Callable[[Hold], None],
         fence: Fence | None = None,
         keeping: Keeping | None = None,
     ) -> None:
         self._keeping = keeping or Keeping(control, on_event)
+        self._displaced = displaced
         self._control = control
         self._executor = executor
         self._outbox = outbox
@@ -72,7 +77,7 @@ class Lifecycle:
             end = Exit(None, error.reason, str(error))
         except Exception as error:  # noqa: BLE001 - told with its stack; then the slot is proved empty before it is freed
             self._tell(hold, "driver_error", error=repr(error), stack=traceback.format_exc())
-            self._until_confirmed(hold, lambda: self._executor.sweep(labels))
+            self._until_confirmed(hold, lambda: self._executor.sweep(hold.maker or labels))
             end = Exit(None, "executor_error", f"the driver failed: {error!r}")
         end = self._unfenced(hold, end, began)
         end = replace(end, detail=hold.logs.hide(end.detail))
@@ -95,16 +100,21 @@ class Lifecycle:
         return end
 
     def _execute(self, hold: Hold, labels: Mapping[str, str]) -> Exit:
-        # Once before anything is made, and once more by the executor before it starts what it made.
-        may_start = always if self._fence is None else functools.partial(self._fence.ask, hold.key)
-        may_start()
-        execution = self._executor.start(hold.assignment, hold.logs.write, labels, may_start)
+        execution = self._made(hold, labels)
         hold.attach(execution)
         self._tell(hold, "running")
         end = self._wait(hold, execution)
         self._keeping.collect(hold, execution, end)
         self._until_confirmed(hold, execution.remove)
         return end
+
+    def _made(self, hold: Hold, labels: Mapping[str, str]) -> Execution:
+        if hold.maker is not None:
+            return self._executor.adopt(hold.assignment, hold.logs.write, hold.maker)
+        # Once before anything is made, and once more by the executor before it starts what it made.
+        may_start = always if self._fence is None else functools.partial(self._fence.ask, hold.key)
+        may_start()
+        return self._executor.start(hold.assignment, hold.logs.write, labels, may_start)
 
     def _wait(self, hold: Hold, execution: Execution) -> Exit:
         try:
@@ -134,7 +144,7 @@ class Lifecycle:
             hold.logs.flush(lambda offset, data: self._control.append_log(hold.key, offset, data))
         except Superseded:
             hold.logs.discard()
-            hold.stop("superseded", superseded=True)
+            self._displaced(hold)
 
     def _deliver_log(self, hold: Hold) -> None:
         """The last of the log goes before the result; a control plane that takes no logs may not hold that up long."""

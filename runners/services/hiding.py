@@ -58,6 +58,12 @@ maskers = _Maskers()
 
 
 def _read(run: int) -> Masker | None:
+    values = hidden_values(run)
+    return Masker(values) if values else None
+
+
+def hidden_values(run: int) -> list[str]:
+    """What the output of a run must not tell: what its secrets are, and what they were before their last change."""
     values: list[str] = []
     for row in rows(sql.READ_HIDDEN, {"run": run}):
         for sealed in (row["value"], row["previous"]):
@@ -66,7 +72,7 @@ def _read(run: int) -> Masker | None:
             except Unreadable as error:
                 # It was not given to the run either, unless a key was taken away since: said, for an operator.
                 log.warning("secrets.not_masked", extra={"run": run, "why": str(error)})
-    return Masker(values) if values else None
+    return values
 
 
 def hidden_text(run: int, text: str) -> str:

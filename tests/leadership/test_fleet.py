@@ -11,7 +11,7 @@ from django_q.models import OrmQ
 
 from leadership import selectors
 from leadership.models import Fire
-from tests.leadership.pooler import pgbouncer
+from tests.leadership.pooler import logins, pgbouncer
 from tests.leadership.world import World, beliefs, counted, missed, overlaps, until
 
 SECONDS = 8.0
@@ -83,8 +83,8 @@ def test_a_fleet_without_a_cluster_says_so_and_goes_on_when_one_comes(make_world
 def test_all_of_it_through_a_pooler_in_transaction_mode(make_world: Callable[..., World], tmp_path: Path) -> None:
     world = make_world(lease=3.0)
     with pgbouncer(world.url, tmp_path) as pooled:
-        direct, world.url = world.url, pooled
-        world.environment["DATABASE_DIRECT_URL"] = direct
+        direct = world.environment["DATABASE_DIRECT_URL"] = world.url
+        world.application_url = pooled
         for name in ("a", "b"):
             world.member(name)
         world.cluster("cluster-0", COUNT_NODE="a")
@@ -93,6 +93,7 @@ def test_all_of_it_through_a_pooler_in_transaction_mode(make_world: Callable[...
         before = len(counted(direct))
         until(lambda: len(counted(direct)) > before + 3, "no successor")
         world.end()
+    assert logins(tmp_path) > 3, "the members and the cluster did not come through the pooler"
     due = [row[0] for row in counted(direct)]
     assert len(set(due)) == len(due)
     assert overlaps(beliefs(world.lines())) == []

@@ -49,8 +49,11 @@ class World:
     """Processes of one test; `end` leaves none behind, also stopped ones."""
 
     url: str
+    """The server itself, for the test's own looks."""
     folder: Path
     environment: dict[str, str]
+    application_url: str = ""
+    """How the processes reach the same database, where that is through a pooler."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     journals: list[Path] = field(default_factory=list)
     fakes: dict[str, str] = field(default_factory=dict)
@@ -59,7 +62,7 @@ class World:
         given = {k: v for k, v in os.environ.items() if not k.startswith("CONTROLPLANE_")}
         environment = {
             **given,
-            "DATABASE_URL": self.url,
+            "DATABASE_URL": self.application_url or self.url,
             "SECRET_KEY": "of the tests",
             "DJANGO_SETTINGS_MODULE": "tests.leadership.fleet_settings",
             "PYTHONUNBUFFERED": "1",

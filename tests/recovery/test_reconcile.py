@@ -17,7 +17,7 @@ from admission.services.runs import HoldVerdict, Settlement, renew_runs, settle_
 from controlplane.core.identity import boot_id, current_process, machine_id
 from recovery.models import RecoveryAction, RecoveryClaim, Replica
 from recovery.services.deaths import declare_and_claim
-from recovery.services.reconcile import LeftoversRemain, Report, reconcile
+from recovery.services.reconcile import reconcile
 from recovery.services.replicas import (
     Machine,
     ReplicaIdInUse,
@@ -27,9 +27,10 @@ from recovery.services.replicas import (
     register_replica,
     replica_driver,
 )
+from recovery.services.reporting import Report
 from tests import ledger
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("witness")]
 
 MACHINE = Machine("process", slots=4)
 
@@ -187,29 +188,15 @@ def test_unreadable_heartbeats_mean_that_everyone_may_be_alive(make_tenant: Call
     assert set(Run.objects.values_list("state", flat=True)) == {"admitted"}
 
 
-def test_leftovers_that_cannot_be_removed_defer_the_runs(make_tenant: Callable[..., Tenant]) -> None:
-    tenant, dead = make_tenant(1), ledger.make_replica()
-    ledger.submit(tenant)
-    ledger.admit_all(replica_driver(dead))
-    silence(dead)
-
-    def refuses(row: dict[str, Any]) -> None:
-        raise LeftoversRemain("the daemon is away")
-
-    report = one_pass("me", sweep=refuses)
-    assert report.deferred == 1
-    assert set(Run.objects.values_list("state", flat=True)) == {"admitted"}
-    assert one_pass("me").requeued == 1
-
-
 @pytest.mark.rule("R5")
-def test_a_healthy_fleet_costs_one_pass_two_reads_and_no_write(
-    make_tenant: Callable[..., Tenant], django_assert_num_queries: Any
+def test_a_lone_healthy_replica_costs_one_read_a_pass_and_no_write(
+    witness: Replica, django_assert_num_queries: Any
 ) -> None:
-    replica = ledger.make_replica()
-    with django_assert_num_queries(2) as captured:
-        one_pass(self_id=replica.pk)
-    assert all(q["sql"].lstrip().startswith("SELECT") for q in captured.captured_queries)
+    with django_assert_num_queries(1) as captured:
+        assert one_pass(self_id=witness.pk).as_dict() == Report().as_dict()
+    statement = captured.captured_queries[0]["sql"].lstrip()
+    assert statement.startswith("WITH clock AS")
+    assert not any(f" {verb} " in statement for verb in ("INSERT", "UPDATE", "DELETE"))
 
 
 @pytest.mark.rule("R3")

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -190,6 +191,21 @@ def test_a_replica_is_given_it_and_again_for_what_it_takes_up(tenant: Caller) ->
     driver.take_up = taken.extend  # type: ignore[method-assign, assignment]
     HoldKeeper(control, driver).tick()
     assert [(one.run, one.secrets) for one in taken] == [(run, {"TOKEN": VALUE})]
+
+
+@pytest.mark.rule("Q13")
+@pytest.mark.rule("R10")
+def test_an_adopted_run_goes_on_and_is_masked_whatever_became_of_its_secret(tenant: Caller) -> None:
+    put(tenant)
+    submit(tenant)
+    control = replica()
+    [given] = control.claim("r", Capacity(slots=1))
+    adopted = replace(given, secrets={})
+    put(tenant, value="another-value")
+    assert sorted(control.with_hidden(adopted).secrets.values()) == ["another-value", VALUE]
+    tenant.delete("/secrets/TOKEN")
+    assert control.with_hidden(adopted).secrets == {}
+    assert ledger.state(given.run) == "admitted"
 
 
 @pytest.mark.rule("Q13")

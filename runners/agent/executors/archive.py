@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from admission.spec import RunSpec
-    from runners.agent.artifacts import Collection
+    from runners.agent.artifacts import Collected
 
 # Of one header: an extended one holds a long name and attributes. Read into memory as a whole.
 MOST_HEADER_BYTES = 1 << 20
@@ -72,7 +72,7 @@ class _Stream:
         return data
 
 
-def collect_from_container(adapter: DockerAdapter, container: str, spec: RunSpec, collection: Collection) -> None:
+def collect_from_container(adapter: DockerAdapter, container: str, spec: RunSpec, collection: Collected) -> None:
     """Take what the specification wants kept from a container that has ended. What cannot be had is noted."""
     for path in spec.artifacts:
         try:
@@ -86,7 +86,7 @@ def collect_from_container(adapter: DockerAdapter, container: str, spec: RunSpec
             collection.refuse(path, f"it could not be read: {error}")
 
 
-def take_archive(pieces: Iterator[bytes], above: str, collection: Collection) -> None:
+def take_archive(pieces: Iterator[bytes], above: str, collection: Collected) -> None:
     """Take the regular files of one tar stream. `above` is the path of the directory that its names are relative to.
 
     Raises:
@@ -102,7 +102,7 @@ def take_archive(pieces: Iterator[bytes], above: str, collection: Collection) ->
             archive.members = []
 
 
-def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, collection: Collection) -> None:
+def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, collection: Collected) -> None:
     if member.isdir():
         return
     if not member.isreg() or member.issparse():

@@ -22,6 +22,8 @@ LABEL_RUN = "wharfinger.run"
 LABEL_ATTEMPT = "wharfinger.attempt"
 LABEL_EPOCH = "wharfinger.epoch"
 LABEL_TOKEN = "wharfinger.token"  # noqa: S105 - a name of a label
+LABEL_IMAGE = "wharfinger.image"
+"""The image as created from: where it is not the one asked for, the log begins with a line that says so."""
 TEMPORARY = "/tmp"  # noqa: S108 - the container's own
 CPU_PERIOD = 100_000
 # What an adopting replica reads again from the start. The stored log is capped at 16 MiB an attempt; the rest is
@@ -48,6 +50,12 @@ def all_labels(assignment: Assignment, labels: Mapping[str, str]) -> dict[str, s
     return {**own, **labels}
 
 
+def alias_note(asked: str, used: str) -> bytes:
+    """The first line of a run's log where another image stands in. An adopter writes the same, byte for byte: the
+    offsets of the stored log count it."""
+    return f"[wharfinger: image {asked} is not present here; using {used} as configured]\n".encode()
+
+
 def container_config(
     assignment: Assignment, image: str, labels: Mapping[str, str], files: Path | None, *, with_init: bool
 ) -> Json:
@@ -60,7 +68,7 @@ def container_config(
         "Env": [f"{key}={value}" for key, value in run_environment(assignment, home=spec.working_dir).items()],
         "WorkingDir": spec.working_dir,
         "User": NOBODY,
-        "Labels": dict(labels),
+        "Labels": {**labels, LABEL_IMAGE: image},
         "Tty": False,
         "AttachStdout": True,
         "AttachStderr": True,

@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING
 
 from runners.agent.executors import container_config as config
 from runners.agent.executors import scratch
-from runners.agent.executors.base import Execution, ExecutorError, ImageUnavailable, LogSink, MayStart, always
+from runners.agent.executors.base import (
+    Execution,
+    ExecutorError,
+    ImageUnavailable,
+    LogSink,
+    Made,
+    MayStart,
+    always,
+)
 from runners.agent.executors.docker_adapter import DockerAdapter, NotFound
+from runners.agent.executors.docker_adopting import BeforeAdopt, adopt, look
 from runners.agent.executors.docker_execution import BeforeStart, DockerExecution
 from runners.agent.executors.docker_sweep import remove_all
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from runners.agent.assignment import Assignment
@@ -25,7 +34,8 @@ class DockerExecutor:
     """Makes containers on one daemon.
 
     `image_aliases` names the image to use where the asked one is not present: for machines that reach no registry.
-    Its use is logged and written into the run's own log. `before_start` is where a physical slot is registered (P7).
+    Its use is logged and written into the run's own log. `before_start` is where a physical slot is registered (P7),
+    `before_adopt` where one is taken over with its container (R10).
     """
 
     name = "docker"
@@ -35,11 +45,13 @@ class DockerExecutor:
         adapter: DockerAdapter | None = None,
         image_aliases: Mapping[str, str] | None = None,
         before_start: BeforeStart | None = None,
+        before_adopt: BeforeAdopt | None = None,
     ) -> None:
         self.adapter = adapter or DockerAdapter()
         self.daemon = self.adapter.identity()
         self._aliases = dict(image_aliases or {})
         self._before_start = before_start
+        self._before_adopt = before_adopt
 
     @property
     def endpoint(self) -> str:
@@ -63,9 +75,17 @@ class DockerExecutor:
         execution.begin(self._before_start, may_start)
         return execution
 
-    def sweep(self, labels: Mapping[str, str]) -> int:
+    def look(self, labels: Mapping[str, str]) -> list[Made]:
+        """See `Executor.look`."""
+        return look(self.adapter, labels)
+
+    def adopt(self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str]) -> Execution:
+        """See `Executor.adopt`. `labels` name the incarnation that made it."""
+        return adopt(self.adapter, assignment, sink, labels, self._before_adopt)
+
+    def sweep(self, labels: Mapping[str, str], spare: Collection[str] = ()) -> int:
         """Remove every container with these labels, in any state, and confirm each."""
-        return remove_all(self.adapter, labels)
+        return remove_all(self.adapter, labels, spare)
 
     def _place_files(self, assignment: Assignment, name: str) -> Path | None:
         if not assignment.spec.files:
@@ -96,7 +116,7 @@ class DockerExecutor:
         alias = self._aliases.get(image)
         if alias is not None:
             log.warning("image %s is not present; using %s as configured", image, alias)
-            sink(f"[wharfinger: image {image} is not present here; using {alias} as configured]\n".encode())
+            sink(config.alias_note(image, alias))
             return alias
         try:
             self.adapter.pull(image)

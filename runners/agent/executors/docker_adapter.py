@@ -25,7 +25,7 @@ from docker.tls import TLSConfig
 from runners.agent.executors.base import ExecutorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
 DEFAULT_ENDPOINT = "unix:///var/run/docker.sock"
 QUICK_SECONDS = 10
@@ -64,6 +64,16 @@ class Daemon:
     cgroup_version: str
     has_init: bool
     warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A container as a listing shows it; its state may be another by now."""
+
+    id: str
+    name: str
+    state: str
+    labels: Mapping[str, str]
 
 
 @contextmanager
@@ -187,14 +197,17 @@ class DockerAdapter:
         with _told_apart(f"attaching to {container[:12]}"):
             return Attached(client.attach_socket(container, {"stdout": 1, "stderr": 1, "stream": 1}))
 
-    def output_since_creation(self, container: str) -> Iterator[bytes]:
-        """The kept log from its first byte, then following; for whoever lost the attached connection."""
+    def output_since_creation(self, container: str) -> Generator[bytes, None, None]:
+        """The kept log from its first byte, then following; for whoever has no attached connection.
+
+        Closed early, it closes the connection; its end does not say whether the container ended or the connection did.
+        """
         client = self._client()
-        with (
-            _told_apart(f"reading the log of {container[:12]}"),
-            closing(client.logs(container, stdout=True, stderr=True, stream=True, follow=True)) as output,
-        ):
-            yield from output
+        with _told_apart(f"reading the log of {container[:12]}"):
+            output = client.logs(container, stdout=True, stderr=True, stream=True, follow=True)
+            # The library's own close leaves the response open, and fails on one that has been read to its end.
+            with closing(vars(output)["_response"]):
+                yield from output
 
     @contextmanager
     def archive(self, container: str, path: str) -> Iterator[Iterator[bytes]]:
@@ -275,13 +288,20 @@ class DockerAdapter:
             return True
         return False
 
-    def list_ids(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Full id -> name of each container with all these labels, in any state (`created` and `dead` too)."""
+    def list_containers(self, labels: Mapping[str, str]) -> list[Listed]:
+        """Each container with all these labels, in any state (`created` and `dead` too)."""
         client = self._client()
         wanted = [f"{key}={value}" for key, value in labels.items()]
         with _told_apart("listing containers"):
             found = client.containers(all=True, filters={"label": wanted})
-        return {c["Id"]: (c.get("Names") or ["/"])[0].lstrip("/") for c in found}
+        return [
+            Listed(c["Id"], (c.get("Names") or ["/"])[0].lstrip("/"), c["State"], dict(c.get("Labels") or {}))
+            for c in found
+        ]
+
+    def list_ids(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """Full id -> name, of the same."""
+        return {listed.id: listed.name for listed in self.list_containers(labels)}
 
 
 def split_image(image: str) -> tuple[str, str | None]:

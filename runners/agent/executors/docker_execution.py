@@ -28,7 +28,7 @@ from runners.agent.executors.frames import Frames
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runners.agent.artifacts import Collection
+    from runners.agent.artifacts import Collected
     from runners.agent.assignment import Assignment
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class DockerExecution:
         self._delivered = 0
         self._reason = ""
         self._disk: DiskWatch | None = None
+        self._let_go = False
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._open = True
@@ -112,6 +113,11 @@ class DockerExecution:
         spec = self.assignment.spec
         if spec.artifacts:
             self._adapter.make_directory(container, spec.working_dir, config.NOBODY_ID)
+        self._watch_disk(container)
+
+    def _watch_disk(self, container: str) -> None:
+        spec = self.assignment.spec
+        if spec.artifacts:
             self._disk = DiskWatch(self._adapter, container, spec.resources.disk_mib, now())
 
     def _find_lost(self) -> None:
@@ -151,6 +157,11 @@ class DockerExecution:
             if self._open:
                 _poke(self._wake_write)
 
+    def let_go(self) -> None:
+        """See `Execution.let_go`."""
+        self._let_go = True
+        self.stop("adopted")
+
     def _pump(self, deadline: float | None) -> bool:
         """Deliver output until the container ended; False when it had to be given up on."""
         stopping = _Stopping(self._kill, self.assignment.spec.stop_grace_seconds)
@@ -161,7 +172,7 @@ class DockerExecution:
                 self.stop("timeout")
             if self._disk is not None and not self._reason and self._disk.is_full(moment):
                 self.stop(disk.REASON)
-            if self._reason and stopping.step(moment):
+            if self._let_go or (self._reason and stopping.step(moment)):
                 return False
             looks = None if self._disk is None or self._reason else self._disk.next
             due = [t for t in (stopping.next, None if self._reason else deadline, looks) if t is not None]
@@ -173,7 +184,9 @@ class DockerExecution:
             elif self._readable(self._attached, seconds) and not self._read(self._attached, frames):
                 self._attached.close()
                 self._attached = None
-                if self._exit_code() is not None and now() - moment < _PROMPT_SECONDS:
+                # Counted from the output's end, not from before the wait for it.
+                ended = now()
+                if self._exit_code() is not None and now() - ended < _PROMPT_SECONDS:
                     return True
                 self._broken = True
 
@@ -244,13 +257,14 @@ class DockerExecution:
         return self.container
 
     def _outcome(self, *, whole: bool) -> Exit:
+        if self._let_go:
+            return Exit(None, "adopted", "another driver goes on with it")
         if not whole:
             return Exit(None, self._reason, "it did not end after SIGKILL; it is removed by force")
         code = self._code
-        if self._reason == disk.REASON and self._disk is not None:
-            return Exit(code, self._reason, self._disk.detail)
         if self._reason or not code:
-            return Exit(code, self._reason)
+            full = self._disk if self._reason == disk.REASON else None
+            return Exit(code, self._reason, full.detail if full is not None else "")
         state = self._state()
         if state.get("OOMKilled"):
             return Exit(code, "oom")
@@ -267,7 +281,7 @@ class DockerExecution:
 
     # -- keeping ---------------------------------------------------------------------------------------------------
 
-    def collect(self, collection: Collection) -> None:
+    def collect(self, collection: Collected) -> None:
         """See `Execution.collect`."""
         if self.container is not None:
             collect_from_container(self._adapter, self.container, self.assignment.spec, collection)
@@ -277,6 +291,8 @@ class DockerExecution:
     def remove(self) -> None:
         """See `Execution.remove`."""
         self._close()
+        if self._let_go:
+            return
         # Without a known id the create's reply was lost: the label finds what it made, in whatever state.
         for container in [self.container] if self.container else list(self._listed()):
             remove_confirmed(self._adapter, container)

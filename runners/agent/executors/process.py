@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from admission.spec import MIB
 from runners.agent.environment import run_environment
 from runners.agent.executors import cgroups, scratch
-from runners.agent.executors.base import Execution, ExecutorError, LogSink, MayStart, always
+from runners.agent.executors.base import Execution, ExecutorError, LogSink, Made, MayStart, NotAdoptable, always
 from runners.agent.executors.process_execution import ProcessExecution
 from runners.agent.executors.process_sweep import remove_abandoned
 from runners.agent.executors.processes import identity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from runners.agent.assignment import Assignment
 
@@ -120,7 +120,15 @@ class ProcessExecutor:
                 raise
             raise ExecutorError(f"run {assignment.run} cannot be started as a process: {error}") from error
 
-    def sweep(self, labels: Mapping[str, str]) -> int:
+    def look(self, labels: Mapping[str, str]) -> list[Made]:
+        """See `Executor.look`: the shim ends what it runs when its driver is gone, so nothing could be adopted."""
+        return []
+
+    def adopt(self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str]) -> Execution:
+        """See `Executor.adopt`."""
+        raise NotAdoptable(f"run {assignment.run} was executed as a process; it ended with its driver")
+
+    def sweep(self, labels: Mapping[str, str], spare: Collection[str] = ()) -> int:
         """Clear up after drivers that are gone, where even the shim was killed."""
         return remove_abandoned(labels)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from runners.agent.artifacts import Collection
+    from runners.agent.artifacts import Collected
 
 MOST_ENTRIES = 20_000
 MOST_DEPTH = 64
@@ -23,7 +23,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def collect_from_tree(top: Path, wanted: Sequence[str], collection: Collection) -> None:
+def collect_from_tree(top: Path, wanted: Sequence[str], collection: Collected) -> None:
     """Take these files and directories below `top`. What cannot be had is noted."""
     walk = _Walk(collection)
     for path in wanted:
@@ -47,7 +47,7 @@ def collect_from_tree(top: Path, wanted: Sequence[str], collection: Collection) 
 class _Walk:
     """Depth first, bounded in entries and depth."""
 
-    def __init__(self, collection: Collection) -> None:
+    def __init__(self, collection: Collected) -> None:
         self._collection = collection
         self._entries = 0
 

@@ -28,6 +28,7 @@ class StubControl:
         self.open: set[RunKey] = set()
         self.results: dict[RunKey, Result] = {}
         self.given_back: dict[RunKey, str] = {}
+        self.adopted: set[RunKey] = set()
         self.logs: dict[RunKey, bytearray] = {}
         self.artifacts: dict[tuple[RunKey, str], bytes] = {}
         self.calls: list[tuple[str, int]] = []
@@ -106,6 +107,10 @@ class StubControl:
         for key in keys:
             self.open.discard(key)
             self.given_back[key] = reason
+
+    def goes_on(self, key: RunKey, attempt: int) -> bool:
+        self._called("goes_on", 1)
+        return key in self.adopted
 
     def thread_ends(self) -> None:
         """Nothing is held by thread."""

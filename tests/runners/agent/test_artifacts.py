@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from admission.spec import parse_spec
 from runners.agent.artifact_names import wrong_name
-from runners.agent.artifacts import Collection, Limits
+from runners.agent.artifacts import Collected, Limits
 from runners.agent.clock import now
 from runners.agent.executors import disk
 from runners.agent.executors.archive import MOST_HEADER_BYTES, TooMuch, take_archive
@@ -24,7 +24,7 @@ from runners.agent.executors.process import ProcessExecutor
 from runners.agent.executors.tree import collect_from_tree
 from tests.runners.agent.conftest import LABELS, assignment
 
-Collect = Callable[..., Collection]
+Collect = Callable[..., Collected]
 
 LEAVE = """
 import os
@@ -46,15 +46,15 @@ WANTED = ["out", "one", "empty", "missing", "etc/passwd"]
 
 
 @pytest.fixture
-def collection(tmp_path: Path) -> Collection:
-    return Collection(tmp_path, Limits(file_bytes=2 << 20, run_bytes=4 << 20, files=10))
+def collection(tmp_path: Path) -> Collected:
+    return Collected(tmp_path, Limits(file_bytes=2 << 20, run_bytes=4 << 20, files=10))
 
 
-def kept(collection: Collection) -> dict[str, bytes]:
+def kept(collection: Collected) -> dict[str, bytes]:
     return {one.name: one.path.read_bytes() for one in collection.kept}
 
 
-def run_and_collect(executor: Any, collection: Collection, script: str = LEAVE, **spec: Any) -> Any:
+def run_and_collect(executor: Any, collection: Collected, script: str = LEAVE, **spec: Any) -> Any:
     given = assignment(["python", "-c", script], **{"artifacts": WANTED, **spec})
     output = bytearray()
     execution = executor.start(given, output.extend, LABELS)
@@ -66,7 +66,7 @@ def run_and_collect(executor: Any, collection: Collection, script: str = LEAVE, 
     return end, bytes(output)
 
 
-def assert_only_what_was_asked(collection: Collection) -> None:
+def assert_only_what_was_asked(collection: Collected) -> None:
     found = kept(collection)
     hard = {"out/a.txt", "out/hard"} & set(found)
     assert set(found) - hard == {"out/deep/b.bin", "one", "empty"}
@@ -85,7 +85,7 @@ def assert_only_what_was_asked(collection: Collection) -> None:
 
 
 @pytest.mark.rule("Q8")
-def test_from_a_process_whose_directory_is_gone_afterwards(scratch: Path, collection: Collection) -> None:
+def test_from_a_process_whose_directory_is_gone_afterwards(scratch: Path, collection: Collected) -> None:
     end, output = run_and_collect(ProcessExecutor(), collection)
     assert end.code == 0, output
     assert_only_what_was_asked(collection)
@@ -96,7 +96,7 @@ def test_from_a_process_whose_directory_is_gone_afterwards(scratch: Path, collec
 
 @pytest.mark.rule("Q8")
 @pytest.mark.rule("P17")
-def test_from_a_container_that_has_ended(docker_executor: DockerExecutor, collection: Collection) -> None:
+def test_from_a_container_that_has_ended(docker_executor: DockerExecutor, collection: Collected) -> None:
     end, output = run_and_collect(docker_executor, collection)
     assert end.code == 0, output
     # By way of a link the image's own file may be had: nothing of this machine.
@@ -109,7 +109,7 @@ def test_from_a_container_that_has_ended(docker_executor: DockerExecutor, collec
 
 @pytest.mark.rule("P17")
 def test_a_container_that_keeps_something_still_may_write_nowhere_else(
-    docker_executor: DockerExecutor, collection: Collection
+    docker_executor: DockerExecutor, collection: Collected
 ) -> None:
     script = """
 import os
@@ -132,7 +132,7 @@ print(open('/work/given').read())
 
 @pytest.mark.rule("P17")
 def test_what_a_container_writes_to_keep_it_is_bounded(
-    docker_executor: DockerExecutor, collection: Collection, monkeypatch: pytest.MonkeyPatch
+    docker_executor: DockerExecutor, collection: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "LOOK_SECONDS", 0.3)
     script = """
@@ -176,7 +176,7 @@ def packed(*members: tuple[str, bytes, bytes], **changes: Any) -> Iterator[bytes
     "name",
     ["../out", "/etc/cron.d/x", "a/../../b", "a//b", "./../x", "a/./b", "x\\y", "a\x1b[2Jb", "a\u202eb", "x" * 501],
 )
-def test_no_name_leads_out_of_the_collection_or_deceives(collection: Collection, name: str) -> None:
+def test_no_name_leads_out_of_the_collection_or_deceives(collection: Collected, name: str) -> None:
     take_archive(packed((name, tarfile.REGTYPE, b"x")), "", collection)
     assert collection.kept == []
     assert "is not kept" in collection.said()[0]
@@ -189,14 +189,14 @@ def test_no_name_leads_out_of_the_collection_or_deceives(collection: Collection,
 @pytest.mark.parametrize(
     "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE]
 )
-def test_only_regular_files_are_taken(collection: Collection, kind: bytes) -> None:
+def test_only_regular_files_are_taken(collection: Collected, kind: bytes) -> None:
     take_archive(packed(("thing", kind, b""), ("good", tarfile.REGTYPE, b"good")), "", collection)
     assert kept(collection) == {"good": b"good"}
     assert "'thing' is not kept" in collection.said()[0]
 
 
 @pytest.mark.rule("Q8")
-def test_a_bomb_of_zeros_is_not_read_to_its_end(collection: Collection) -> None:
+def test_a_bomb_of_zeros_is_not_read_to_its_end(collection: Collected) -> None:
     entry = tarfile.TarInfo("bomb")
     entry.size = 5 << 30
     read = itertools.count()
@@ -215,7 +215,7 @@ def test_a_bomb_of_zeros_is_not_read_to_its_end(collection: Collection) -> None:
 
 
 @pytest.mark.rule("Q8")
-def test_sparse_files_that_pretend_to_be_small_are_not_taken(collection: Collection) -> None:
+def test_sparse_files_that_pretend_to_be_small_are_not_taken(collection: Collected) -> None:
     entry = tarfile.TarInfo("sparse")
     entry.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(5 << 30),
                          "GNU.sparse.name": "sparse"}  # fmt: skip
@@ -228,7 +228,7 @@ def test_sparse_files_that_pretend_to_be_small_are_not_taken(collection: Collect
 
 
 @pytest.mark.rule("Q8")
-def test_a_header_that_would_fill_the_memory_is_refused(collection: Collection) -> None:
+def test_a_header_that_would_fill_the_memory_is_refused(collection: Collected) -> None:
     header = tarfile.TarInfo("long")
     header.type, header.size = tarfile.GNUTYPE_LONGNAME, MOST_HEADER_BYTES + 1
     with pytest.raises(TooMuch, match="header"):
@@ -237,7 +237,7 @@ def test_a_header_that_would_fill_the_memory_is_refused(collection: Collection) 
 
 @pytest.mark.rule("Q8")
 def test_too_many_and_too_much_are_said_once_each_and_the_rest_counted(tmp_path: Path) -> None:
-    bounded = Collection(tmp_path, Limits(file_bytes=10, run_bytes=25, files=3))
+    bounded = Collected(tmp_path, Limits(file_bytes=10, run_bytes=25, files=3))
     members = [(f"f{n}", tarfile.REGTYPE, b"0123456789") for n in range(30)]
     take_archive(packed(*members), "out", bounded)
     assert list(kept(bounded)) == ["out/f0", "out/f1"]
@@ -247,7 +247,7 @@ def test_too_many_and_too_much_are_said_once_each_and_the_rest_counted(tmp_path:
 
 
 @pytest.mark.rule("Q8")
-def test_a_stream_that_breaks_off_keeps_what_was_whole(collection: Collection) -> None:
+def test_a_stream_that_breaks_off_keeps_what_was_whole(collection: Collected) -> None:
     data = b"".join(packed(("a", tarfile.REGTYPE, b"whole"), ("b", tarfile.REGTYPE, b"x" * 5000)))
     with pytest.raises(tarfile.TarError):
         take_archive(iter([data[:3000]]), "", collection)
@@ -255,7 +255,7 @@ def test_a_stream_that_breaks_off_keeps_what_was_whole(collection: Collection) -
 
 
 @pytest.mark.rule("Q8")
-def test_random_bytes_are_no_archive(collection: Collection) -> None:
+def test_random_bytes_are_no_archive(collection: Collected) -> None:
     with pytest.raises(tarfile.TarError):
         take_archive(iter([os.urandom(4096)]), "", collection)
 
@@ -274,7 +274,7 @@ def test_no_link_of_a_tree_is_followed(tmp_path: Path) -> None:
     os.link(secret / "file", tree / "hard")
     (tree / "deep").mkdir()
     (tree / "deep" / "up").symlink_to("..")
-    collection = Collection(place, Limits())
+    collection = Collected(place, Limits())
     collect_from_tree(tree, ["link/file", "direct", "hard", "deep", "link", "nothing"], collection)
     assert collection.kept == []
     assert len(collection.said()) == 6
@@ -285,7 +285,7 @@ def test_a_sparse_giant_in_a_tree_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     with (tmp_path / "tree" / "giant").open("wb") as file:
         file.truncate(5 << 30)
-    collection = Collection(tmp_path, Limits())
+    collection = Collected(tmp_path, Limits())
     began = now()
     collect_from_tree(tmp_path / "tree", ["giant"], collection)
     assert now() - began < 1
