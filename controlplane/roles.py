@@ -16,6 +16,7 @@ OPERATOR_VERBS: Final = (
     "admission.submit_run",
     "admission.pause_tenant",
     "admission.force_release_permit",
+    "admission.reconcile_physical",
     "leadership.step_down",
     "leadership.run_loop",
     "leadership.retry_intent",

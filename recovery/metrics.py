@@ -9,9 +9,11 @@ from admission.services.readings import read_stuck
 from controlplane.core.conf import conf
 from controlplane.core.metrics import Metric, gauge, gauges
 from controlplane.core.sql import rows
+from recovery.selectors import read_standing
+from recovery.services.reporting import COUNTED
 
 STATES = ("live", "draining", "silent", "dead")
-OUTCOMES = ("adopted", "settled", "requeued", "interrupted", "cancelled", "deferred")
+OUTCOMES = tuple(outcome.value for outcome in COUNTED)
 REPLICA_ROWS = 500
 STUCK_CAP = 100
 
@@ -33,7 +35,7 @@ WHERE at > statement_timestamp() - interval '1 hour' AND run_id IS NOT NULL GROU
 
 
 def collect() -> Iterator[Metric]:
-    """Three statements."""
+    """Four statements."""
     found = rows(READ_BEATS, {"stale_seconds": conf().replica_stale_seconds, "limit": REPLICA_ROWS})
     counted = {state: sum(row["state"] == state for row in found) for state in STATES}
     yield gauges("replicas", "Incarnations of replicas by how they are heard.", "state", counted)
@@ -52,5 +54,13 @@ def collect() -> Iterator[Metric]:
         "outcome",
         {outcome: recent.get(outcome, 0) for outcome in OUTCOMES},
     )
+    standing = read_standing()
+    yield gauge("recovery_debts_open", "Runs of dead replicas that are not decided yet.", standing.open_debts)
+    yield gauge("recovery_debts_escalated", "Of these, not decided after five attempts.", standing.escalated)
+    yield gauge("recovery_held_replicas", "Silent replicas that a hold keeps from being declared dead.", standing.held)
+    if standing.last_pass_age is not None:
+        yield gauge(
+            "recovery_last_pass_age_seconds", "Since any replica looked for dead peers.", standing.last_pass_age
+        )
     stuck = read_stuck(STUCK_CAP)
     yield gauge("stuck_runs", f"Runs that should have moved and did not; counted up to {STUCK_CAP}.", len(stuck))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from admission.sql.blocks import BOUND_IDLE
+
 # A living replica proves itself inside an admission. FOR KEY SHARE: admissions of one replica do not wait for each
 # other or for its beat; a declaration of death (FOR UPDATE) waits for them, and they see it. 0 rows: declared dead, or
 # draining. Index: primary key.
-LOCK_DRIVER: Final = """
-SELECT id FROM recovery_replica
+LOCK_DRIVER: Final = f"""
+SELECT id, {BOUND_IDLE} FROM recovery_replica
 WHERE id = %(replica)s AND declared_dead_at IS NULL AND draining_at IS NULL FOR KEY SHARE
 """
 
@@ -185,6 +187,13 @@ WHERE claimed_at < statement_timestamp() - make_interval(secs => %(claim_ttl_sec
 RETURNING replica_id
 """
 
+# What became of many runs, in one statement: rows by the ORM cost more than taking the runs does. No locks.
+NOTE_RUNS: Final = """
+INSERT INTO recovery_recoveryaction (at, by, replica_name, run_id, epoch, outcome, reason)
+SELECT statement_timestamp(), %(by)s, %(replica)s, a.run, a.epoch, %(outcome)s, a.reason
+FROM unnest(%(runs)s::bigint[], %(epochs)s::bigint[], %(reasons)s::text[]) AS a(run, epoch, reason)
+"""
+
 # Something left alone, said once an hour and not at every tick. 0 rows: said already. Index: action_replica.
 NOTE_LEFT_ALONE: Final = """
 INSERT INTO recovery_recoveryaction (at, by, replica_name, outcome, reason)
@@ -211,10 +220,10 @@ RETURNING id, run_id, epoch, reason
 # Take due debts to look at: `next_at` moves forward in this statement, so each is one process's, and a process that
 # dies with it is succeeded when that time comes. Doubling waits, at most an hour. Debts of a machine on which a living
 # replica of that kind can look are left to it. Locks: debts, skipping those being taken.
-# Index: debt_due, replica_beat.
+# Index: debt_due, replica_beat, run's primary key.
 TAKE_DUE: Final = """
 WITH due AS (
-    SELECT b.id FROM recovery_recoverydebt b
+    SELECT b.id, b.run_id FROM recovery_recoverydebt b
     WHERE b.closed_at IS NULL AND b.next_at <= statement_timestamp()
       AND (b.machine = %(machine)s OR NOT EXISTS (
           SELECT FROM recovery_replica d
@@ -226,8 +235,8 @@ UPDATE recovery_recoverydebt b
 SET tried_at = statement_timestamp(), attempts = b.attempts + 1,
     next_at = statement_timestamp() + make_interval(
         secs => least(%(wait_seconds)s * power(2, least(b.attempts, 16)), %(longest_seconds)s))
-FROM due d WHERE b.id = d.id AND b.closed_at IS NULL
-RETURNING b.id, b.run_id, b.epoch, b.dead, b.silent_at, b.attempts, b.escalated_at IS NOT NULL AS escalated
+FROM due d LEFT JOIN admission_run r ON r.id = d.run_id WHERE b.id = d.id AND b.closed_at IS NULL
+RETURNING b.id, b.run_id, b.epoch, b.dead, r.attempt, r.state
 """
 # Why it could not be decided this time; past the limit of attempts it is escalated, once. Index: primary key.
 KEEP_DEBTS: Final = """

@@ -27,7 +27,7 @@ from runners.services.hiding import hidden_text, hidden_values
 
 T = TypeVar("T")
 
-DRAIN_REASONS = frozenset({"drained", "shutdown", "fenced"})
+DRAIN_REASONS = frozenset({"drained", "shutdown", "fenced", "no_slot"})
 """Given back because the driver stops or was not allowed to start it, not because something was wrong with the run: no
 attempt is burned (rule R14)."""
 
@@ -45,9 +45,20 @@ class DatabaseControl:
     def __init__(self, driver: Driver, narrow: Callable[[Capacity], Capacity] = _as_asked) -> None:
         self.driver = driver
         self._narrow = narrow
+        self._silent = False
+
+    def silence(self) -> None:
+        """This incarnation was declared dead: from here on nothing is written under it (rule R12).
+
+        What its runs print or return is dropped, as the ledger would refuse it once they were taken; their leases are
+        not renewed, and its fence is not told that they were.
+        """
+        self._silent = True
 
     def claim(self, request_id: str, capacity: Capacity) -> Sequence[Assignment]:
         """Admit. A lost answer is found by reading this driver's own rows (rule A10), so no answer is stored."""
+        if self._silent:
+            return []
         free = _call(lambda: self._narrow(capacity))
         envelope = Envelope(free.slots, free.memory_mib, free.cpu)
         try:
@@ -73,14 +84,20 @@ class DatabaseControl:
 
     def start(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         """Accept the start of these holds."""
+        if self._silent:
+            return dict.fromkeys(keys, Verdict.SUPERSEDED)
         return _verdicts(_call(lambda: runs.start_runs(self.driver, _holds(keys))))
 
     def heartbeat(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         """Renew leases and permits of exactly these."""
+        if self._silent:
+            raise ControlUnavailable("this incarnation was declared dead")
         return _verdicts(_call(lambda: runs.renew_runs(self.driver, _holds(keys))))
 
     def append_log(self, key: RunKey, offset: int, data: bytes) -> int:
         """Store log bytes; returns the stored size."""
+        if self._silent:
+            return offset + len(data)
         try:
             return _call(lambda: logs.append_log(self.driver, key.run, key.epoch, offset, data)).stored
         except logs.OffsetMismatch as error:
@@ -109,11 +126,16 @@ class DatabaseControl:
 
     def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
         """Report ends."""
-        verdicts, _ = _call(lambda: runs.settle_runs(self.driver, [_settlement(result) for result in results]))
+        if self._silent:
+            return {result.key: Verdict.SUPERSEDED for result in results}
+        settlements = [_settlement(result) for result in results]
+        verdicts, _ = _call(lambda: runs.settle_runs(self.driver, settlements))
         return _verdicts(verdicts)
 
     def give_back(self, keys: Sequence[RunKey], reason: str) -> None:
         """Return runs of which nothing is left here."""
+        if self._silent:
+            return
         drained = reason in DRAIN_REASONS
         _call(lambda: runs.give_back(self.driver, _holds(keys), storable(reason, MAX_DETAIL), drained=drained))
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from admission.sql.blocks import BOUND_IDLE
+
 # Who calls, and which of its runs it is asked to cancel: every answer carries them. One look-up by the token's hash.
 # No locks. 0 rows: unknown or revoked. Index: unique hash, run_driver.
 # `quiet`: the last contact is old enough to be written again.
@@ -30,8 +32,8 @@ WHERE id = %(runner)s
 
 # May this runner be given work? Held to the end of the admitting transaction: pausing, draining and revoking lock the
 # row FOR UPDATE, so they wait for admissions under way and no later one gets past them. 0 rows: it may not.
-LOCK_RUNNER: Final = """
-SELECT id FROM runners_runner
+LOCK_RUNNER: Final = f"""
+SELECT id, {BOUND_IDLE} FROM runners_runner
 WHERE id = %(runner)s AND revoked_at IS NULL AND draining_at IS NULL AND paused_at IS NULL
 FOR KEY SHARE
 """

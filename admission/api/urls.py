@@ -7,6 +7,7 @@ from django.urls import path
 from admission.api.batches import BatchesView, BatchView
 from admission.api.limits import LimitsView
 from admission.api.permits import PermitRenewalsView, PermitRenewView, PermitsView, PermitView
+from admission.api.physical import PhysicalReconcileView, PhysicalView
 from admission.api.quotas import QuotaView
 from admission.api.runs import RunCancelView, RunsView, RunView
 from admission.api.tenants import TenantPauseView, TenantResumeView, TenantsView, TenantView
@@ -26,6 +27,8 @@ urlpatterns = [
     path("tenants/<slug:slug>/resume", TenantResumeView.as_view(), name="tenant-resume"),
     path("tenants/<slug:slug>/quota", QuotaView.as_view(), name="quota"),
     path("limits", LimitsView.as_view(), name="limits"),
+    path("physical", PhysicalView.as_view(), name="physical"),
+    path("physical/reconcile", PhysicalReconcileView.as_view(), name="physical-reconcile"),
     path("permits", PermitsView.as_view(), name="permits"),
     path("permits/<permit:permit>", PermitView.as_view(), name="permit"),
     path("permits/<permit:permit>/renew", PermitRenewView.as_view(), name="permit-renew"),

@@ -19,7 +19,9 @@ from recovery.replica.executor import LABEL_DRIVER
 from runners.agent.assignment import Assignment, RunKey, Verdict
 from runners.agent.clock import now
 from runners.agent.driver import Driver
+from runners.agent.logs import Stored
 from runners.database_control import DatabaseControl
+from runners.services.logs import stored_digest
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,18 @@ class HoldKeeper:
     def _take_over(self, row: Row) -> None:
         """Its time counts from its start, by the database; our clock was read before, so it can only end earlier."""
         maker = {LABEL_DRIVER: str(row["maker"])}
-        self._driver.take_over(self._control.with_hidden(_assignment(row)), maker, self._read_at + row["left"])
+        found = stored_digest(row["id"], row["attempt"])
+        stored = None if found is None else Stored(*found)
+        assignment = self._control.with_hidden(_assignment(row))
+        self._driver.take_over(assignment, maker, self._read_at + row["left"], stored)
+
+    def follow(self) -> bool:
+        """This incarnation was declared dead: stop each execution once its row has moved on. True: none is left.
+
+        What a successor adopted under the same attempt is let go instead, see `Driver.apply`.
+        """
+        self._driver.reconcile(self._read)
+        return not self._driver.held
 
     def abandon(self) -> None:
         """Stop everything but what a successor adopted, report nothing: this incarnation was declared dead."""

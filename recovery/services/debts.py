@@ -33,9 +33,7 @@ class Due:
 
     id: int
     dead: Dead
-    silent_at: str
     orphan: Orphan
-    attempts: int
 
 
 def open_debts(dead: Dead, silent_at: object, reasons: Mapping[Orphan, str], journal: Journal) -> None:
@@ -80,8 +78,9 @@ def take_due(machine: str) -> list[Due]:
 
 
 def _due(row: dict[str, Any]) -> Due:
-    dead = Dead(**json.loads(row["dead"]))
-    return Due(row["id"], dead, row["silent_at"], Orphan(row["run_id"], row["epoch"], 0, ""), row["attempts"])
+    # A run that is gone, or ended, is no orphan: what is proved of it later (its epoch, its being open) fails then.
+    orphan = Orphan(row["run_id"], row["epoch"], row["attempt"] or 0, row["state"] or "")
+    return Due(row["id"], Dead(**json.loads(row["dead"])), orphan)
 
 
 def keep_debts(reasons: Mapping[Due, str], journal: Journal) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
-from controlplane.core.sql import rows
+from controlplane.core.sql import execute, rows
 from recovery import sql
 from recovery.models import Outcome, RecoveryAction
 from recovery.services.orphans import Orphan
@@ -61,14 +61,21 @@ class Journal:
 
     def note(self, outcome: Outcome, replica: str, orphans: Iterable[tuple[Orphan, str]]) -> None:
         """One row for each run, in the caller's transaction where there is one."""
-        actions = [
-            RecoveryAction(
-                by=self.by, replica_name=replica, run_id=o.run, epoch=o.epoch, outcome=outcome, reason=reason
-            )
-            for o, reason in orphans
-        ]
-        RecoveryAction.objects.bulk_create(actions)
-        self.report.count(outcome, len(actions))
+        noted = list(orphans)
+        if not noted:
+            return
+        execute(
+            sql.NOTE_RUNS,
+            {
+                "by": self.by,
+                "replica": replica,
+                "outcome": outcome.value,
+                "runs": [orphan.run for orphan, _ in noted],
+                "epochs": [orphan.epoch for orphan, _ in noted],
+                "reasons": [reason for _, reason in noted],
+            },
+        )
+        self.report.count(outcome, len(noted))
 
     def left_alone(self, replica: str, why: str) -> None:
         """A replica that was left alone; its row is written once an hour."""

@@ -105,6 +105,7 @@ class Agent:
         signal.signal(signal.SIGINT, self._on_signal)
         try:
             executor = self._make_executor()
+            executor.slots.start(self._on_event)
             if not self._introduce():
                 return ExitCode.CREDENTIAL if self._control.revoked else ExitCode.DONE
         except (ExecutorError, ApiError) as error:
@@ -205,6 +206,7 @@ class Agent:
         self._stop.set()
         code = self._abandon(driver) if self._control.revoked else self._goodbye(driver)
         self._ended.set()
+        executor.slots.close()
         return code
 
     def _show_life(self, driver: Driver) -> None:

@@ -12,7 +12,7 @@ from runners.agent.assignment import Ending, Result
 from runners.agent.backoff import Backoff
 from runners.agent.clock import now
 from runners.agent.control import Control, ControlUnavailable, Superseded
-from runners.agent.executors.base import Execution, Executor, ExecutorError, Exit, always
+from runners.agent.executors.base import Execution, Executor, ExecutorError, Exit
 from runners.agent.keeping import Keeping, answers
 
 if TYPE_CHECKING:
@@ -26,19 +26,32 @@ if TYPE_CHECKING:
 LOG_PATIENCE_SECONDS = 60.0
 SHUTDOWN = "shutdown"
 # Ends that say nothing about the run: the control plane decides between another attempt and an interruption.
-_NOT_ITS_OWN = {SHUTDOWN, "lost", "fenced"}
+_NOT_ITS_OWN = {SHUTDOWN, "lost", "fenced", "adopted", "no_slot"}
 # Ends that look like the run's own and may be the watchdog's doing.
 _ITS_OWN = {"", "oom", "executor_error"}
 _ENDINGS = {"cancelled": Ending.CANCELLED, "timeout": Ending.TIMED_OUT}
 
 
+class NotStarted(ExecutorError):
+    """Stopped or out of time before anything was executed."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def nothing(hold: Hold) -> None:
+    """Where no places are counted, none is given back."""
+
+
 class Lifecycle:
     """What every run of a driver goes through.
 
-    `forget` drops a hold of which nothing is to be reported, `displaced` judges one whose run has moved on.
+    `forget` drops a hold of which nothing is to be reported, `displaced` judges one whose run has moved on, `unplace`
+    gives back a place that was not entered.
     """
 
-    def __init__(  # noqa: PLR0917 - made in one place, by the driver
+    def __init__(  # noqa: PLR0913, PLR0917 - made in one place, by the driver
         self,
         control: Control,
         executor: Executor,
@@ -47,6 +60,7 @@ class Lifecycle:
         on_event: OnEvent,
         displaced: Callable[[Hold], None],
         fence: Fence | None = None,
+        unplace: Callable[[Hold], None] = nothing,
         keeping: Keeping | None = None,
     ) -> None:
         self._keeping = keeping or Keeping(control, on_event)
@@ -57,6 +71,7 @@ class Lifecycle:
         self._forget = forget
         self._on_event = on_event
         self._fence = fence
+        self._unplace = unplace
 
     def begin(self, hold: Hold, labels: Mapping[str, str]) -> None:
         """Start the thread."""
@@ -79,6 +94,7 @@ class Lifecycle:
             self._tell(hold, "driver_error", error=repr(error), stack=traceback.format_exc())
             self._until_confirmed(hold, lambda: self._executor.sweep(hold.maker or labels))
             end = Exit(None, "executor_error", f"the driver failed: {error!r}")
+        self._unplace(hold)
         end = self._unfenced(hold, end, began)
         end = replace(end, detail=hold.logs.hide(end.detail))
         self._tell(hold, "ended", code=end.code, reason=end.reason, detail=end.detail)
@@ -108,11 +124,20 @@ class Lifecycle:
         self._until_confirmed(hold, execution.remove)
         return end
 
+    def _ask(self, hold: Hold) -> None:
+        """Whether it may still be started: its deadline is never reset, and includes every wait (rule P13)."""
+        if hold.stop_reason:
+            raise NotStarted(hold.stop_reason, f"run {hold.key.run} was stopped before it was started")
+        if hold.deadline is not None and now() >= hold.deadline:
+            raise NotStarted("timeout", f"the time of run {hold.key.run} was over before it could be started")
+        if self._fence is not None:
+            self._fence.ask(hold.key)
+
     def _made(self, hold: Hold, labels: Mapping[str, str]) -> Execution:
         if hold.maker is not None:
             return self._executor.adopt(hold.assignment, hold.logs.write, hold.maker)
         # Once before anything is made, and once more by the executor before it starts what it made.
-        may_start = always if self._fence is None else functools.partial(self._fence.ask, hold.key)
+        may_start = functools.partial(self._ask, hold)
         may_start()
         return self._executor.start(hold.assignment, hold.logs.write, labels, may_start)
 

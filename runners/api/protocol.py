@@ -36,7 +36,7 @@ from runners.services.secrets import FIELD, give
 
 POLL_SECONDS = 0.5
 MAX_CHUNK_BYTES = MIB
-DRAIN_REASONS = ("drained", "shutdown", "fenced")
+DRAIN_REASONS = ("drained", "shutdown", "fenced", "no_slot")
 JOB_TOKEN = OpenApiParameter("Job-Token", str, "header", required=True, description="From the assignment.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -185,12 +186,17 @@ def make_executor(name: str, aliases: dict[str, str]) -> Executor:
     """Raises ExecutorError where it cannot work here. Imported late: the process executor needs no Docker client."""
     if name == "docker":
         from runners.agent.executors.docker import DockerExecutor  # noqa: PLC0415
+        from runners.agent.executors.docker_adapter import DockerAdapter  # noqa: PLC0415
+        from runners.agent.physical.building import make_keeper  # noqa: PLC0415
 
-        return DockerExecutor(image_aliases=aliases)
+        adapter = DockerAdapter()
+        return DockerExecutor(adapter, aliases, make_keeper(os.environ, adapter))
     if name != "process":
         raise ExecutorError(f"there is no executor {name!r}; choose docker or process")
     from runners.agent.executors.process import ProcessExecutor  # noqa: PLC0415
+    from runners.agent.physical.uncounted import refuse_uncounted  # noqa: PLC0415
 
+    refuse_uncounted(os.environ)
     return ProcessExecutor()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -131,6 +132,22 @@ def read_log(
         attempt_ended=state["released"] or state["state"] in TERMINAL,
         kept_until=state["kept_until"],
     )
+
+
+def stored_digest(run: int, attempt: int) -> tuple[int, bytes] | None:
+    """Size and SHA-256 of an attempt's log, for who reads the same output again. None: it was cut, no more is kept.
+
+    Read in pieces, while nobody appends: its former driver is dead, and its new one is the caller.
+    """
+    seen, size = hashlib.sha256(), 0
+    while True:
+        piece = read_log(run, attempt=attempt, offset=size)
+        if piece.truncated:
+            return None
+        if not piece.data:
+            return size, seen.digest()
+        seen.update(piece.data)
+        size += len(piece.data)
 
 
 def _read_bytes(run: int, attempt: int, offset: int, limit: int) -> bytes:

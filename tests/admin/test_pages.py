@@ -15,13 +15,13 @@ from django.urls import reverse
 from django.utils import timezone
 from django_q.models import Failure, OrmQ, Schedule, Success, Task
 
-from admission.models import ApiToken, Batch, Counter, Permit, Run, Tenant
+from admission.models import ApiToken, Batch, Counter, Permit, PhysicalReport, Run, Tenant
 from admission.services.permits import claim_permit
 from admission.services.tenants import issue_token
 from controlplane.core.audit import record
 from controlplane.core.models import AuditEntry
 from leadership.models import Fire, Intent, Lease, LoopSeen, Term
-from recovery.models import RecoveryAction, RecoveryClaim, Replica
+from recovery.models import RecoveryAction, RecoveryClaim, RecoveryDebt, Replica
 from runners.models import EnrolmentToken, Runner, Secret
 from runners.services.enrolment import issue_enrolment_token
 from runners.services.secrets import set_secret
@@ -35,9 +35,11 @@ OURS = (
     Run,
     Counter,
     Permit,
+    PhysicalReport,
     Replica,
     RecoveryClaim,
     RecoveryAction,
+    RecoveryDebt,
     Runner,
     EnrolmentToken,
     Secret,

@@ -15,6 +15,7 @@ from admission.sql import (
     ending,
     metrics,
     permits,
+    physical,
     probes,
     quotas,
     readings,
@@ -174,6 +175,14 @@ def parameters() -> dict[str, Any]:
         "age": 10,
         "slots": 1,
         "run": sample["queued"][-1],
+        "instance": "0" * 64,
+        "generation": 0,
+        "process": "p",
+        "most": 10,
+        "by": "a",
+        "error": "",
+        **dict.fromkeys(("running", "created", "other", "without_token", "without_container"), 0),
+        **dict.fromkeys(("took_seconds", "reconcile_seen"), 0),
         "rank_at": "2100-01-01T00:00:00Z",
     }
 
@@ -251,6 +260,19 @@ def test_every_module_of_statements_is_looked_at() -> None:
     names = {name.partition(".")[0] for name in ledger.all_statements()}
     expected = {
         m.__name__.rpartition(".")[2]
-        for m in (admitting, driving, ending, metrics, permits, probes, quotas, readings, submitting, sweeping, why)
+        for m in (
+            admitting,
+            driving,
+            ending,
+            metrics,
+            permits,
+            physical,
+            probes,
+            quotas,
+            readings,
+            submitting,
+            sweeping,
+            why,
+        )
     }
     assert names == expected

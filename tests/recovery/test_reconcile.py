@@ -13,7 +13,15 @@ from django.utils import timezone
 
 from admission.drivers import DriverGone
 from admission.models import Attempt, Run, Tenant
-from admission.services.runs import HoldVerdict, Settlement, renew_runs, settle_runs, start_runs
+from admission.services.runs import (
+    OPERATOR,
+    HoldVerdict,
+    Settlement,
+    renew_runs,
+    settle_runs,
+    start_runs,
+    take_away,
+)
 from controlplane.core.identity import boot_id, current_process, machine_id
 from recovery.models import RecoveryAction, RecoveryClaim, Replica
 from recovery.services.deaths import declare_and_claim
@@ -128,6 +136,29 @@ def test_an_exhausted_run_is_interrupted_and_one_that_asked_so_at_once(make_tena
     assert one_pass().interrupted == 2
     assert {ledger.state(run) for run in ids} == {"interrupted"}
     assert set(Attempt.objects.values_list("ending", flat=True)) == {"interrupted"}
+
+
+@pytest.mark.rule("R15")
+def test_a_recovered_ending_leaves_the_same_rows_as_any_other_of_its_kind(make_tenant: Callable[..., Tenant]) -> None:
+    tenant, dead = make_tenant(2), ledger.make_replica()
+    driver = replica_driver(dead)
+    by_recovery, by_hand = ledger.submit(tenant, 2, retry={"max_attempts": 1})
+    held = dict(ledger.start(driver, ledger.admit_all(driver)))
+    take_away([(by_hand, held[by_hand])], OPERATOR)
+    silence(dead)
+    one_pass()
+
+    own = {"id", "run_id", "reason", "detail", *(f for f in _times(Run) | _times(Attempt))}
+    for found in (Run.objects.filter(pk__in=held).order_by("pk"), Attempt.objects.order_by("run")):
+        one, other = found.values()
+        assert {k: v for k, v in one.items() if k not in own} == {k: v for k, v in other.items() if k not in own}
+        assert [one[k] is None for k in sorted(own & set(one))] == [other[k] is None for k in sorted(own & set(other))]
+    assert ledger.state(by_recovery) == "interrupted"
+    assert ledger.in_flight(tenant) == ledger.permits(tenant) == 0
+
+
+def _times(model: Any) -> set[str]:
+    return {f.name for f in model._meta.get_fields() if f.get_internal_type() == "DateTimeField"}
 
 
 def test_two_survivors_reconcile_one_dead_replica_once(make_tenant: Callable[..., Tenant]) -> None:

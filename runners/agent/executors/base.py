@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from runners.agent.artifacts import Collected
     from runners.agent.assignment import Assignment
+    from runners.agent.executors.slots import SlotKeeper
 
 LogSink = Callable[[bytes], None]
 """Takes output bytes in order, from one thread at a time; never blocks for long, never raises."""
@@ -28,7 +29,7 @@ class Exit:
     code: int | None
     reason: str = ""
     """'' = by itself; else 'oom', 'timeout', 'cancelled', 'disk', 'image_unavailable', 'executor_error', 'lost',
-    'fenced', 'adopted' (it goes on, under another driver)."""
+    'fenced', 'no_slot', 'adopted' (it goes on, under another driver)."""
     detail: str = ""
 
 
@@ -86,6 +87,8 @@ class Executor(Protocol):
     """Makes executions. One object per process, used by many threads."""
 
     name: str
+    slots: SlotKeeper
+    """Who is asked for a place before an execution is made."""
 
     @property
     def endpoint(self) -> str:

@@ -9,15 +9,22 @@ import logging
 from typing import TYPE_CHECKING
 
 from admission.spec import MIB
+from runners.agent.clock import now
 from runners.agent.executors.base import ExecutorError
 
 if TYPE_CHECKING:
+    from admission.spec import RunSpec
     from runners.agent.executors.docker_adapter import DockerAdapter
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
 REASON = "disk"
+
+
+def watch(adapter: DockerAdapter, container: str, spec: RunSpec) -> DiskWatch | None:
+    """Of a container that keeps something; the others write to a bounded tmpfs."""
+    return DiskWatch(adapter, container, spec.resources.disk_mib, now()) if spec.artifacts else None
 
 
 class DiskWatch:

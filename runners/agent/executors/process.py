@@ -24,11 +24,13 @@ from runners.agent.executors.base import Execution, ExecutorError, LogSink, Made
 from runners.agent.executors.process_execution import ProcessExecution
 from runners.agent.executors.process_sweep import remove_abandoned
 from runners.agent.executors.processes import identity
+from runners.agent.executors.slots import UNRESTRICTED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from runners.agent.assignment import Assignment
+    from runners.agent.executors.slots import SlotKeeper
 
 # As a module, for a script is compiled anew at each start.
 SHIM = "import sys; sys.path.append(sys.argv.pop()); import shim; shim.main()"
@@ -66,6 +68,8 @@ class ProcessExecutor:
     name = "process"
 
     def __init__(self, *, use_cgroup: bool = True) -> None:
+        # No container, so nothing that a limit of containers could count: with one, this executor is refused (P3).
+        self.slots: SlotKeeper = UNRESTRICTED
         self._cgroup = cgroups.detect() if use_cgroup else None
         self._root = os.geteuid() == 0
         self._user = _run_user() if self._root else "same"

@@ -28,6 +28,8 @@ class DockerProxy:
         """The connection is closed instead of passing it on."""
         self.lose_reply = b""
         """Passed on once, and the connection closed instead of the reply."""
+        self.hold_reply = b""
+        """Passed on once, and the reply never comes, as from a daemon that is busy."""
         self._lines: list[bytes] = []
         self._pairs: list[socket.socket] = []
         self._server = socket.socket(socket.AF_UNIX)
@@ -65,17 +67,18 @@ class DockerProxy:
         daemon.connect(DAEMON)
         self._pairs += [client, daemon]
         with client, daemon, contextlib.suppress(OSError):
-            losing = False
+            losing = holding = False
             while True:
                 for ready in select.select([client, daemon], [], [])[0]:
                     data = ready.recv(1 << 16)
                     if not data or (ready is daemon and losing):
                         return
                     if ready is daemon:
-                        client.sendall(data)
+                        if not holding:
+                            client.sendall(data)
                         continue
                     verb = self._judge(data)
-                    losing = losing or verb == "lose"
+                    losing, holding = losing or verb == "lose", holding or verb == "hold"
                     if verb == "cut":
                         return
                     if verb == "refuse":
@@ -93,4 +96,7 @@ class DockerProxy:
         if self.lose_reply and self.lose_reply in line:
             self.lose_reply = b""
             return "lose"
+        if self.hold_reply and self.hold_reply in line:
+            self.hold_reply = b""
+            return "hold"
         return "pass"

@@ -21,6 +21,7 @@ from runners.agent.executors.base import (
     NotAdoptable,
     always,
 )
+from runners.agent.executors.slots import UNRESTRICTED, SlotKeeper
 from tests.runners.agent.conftest import assignment, eventually
 from tests.runners.agent.stub import StubControl
 
@@ -69,7 +70,8 @@ class StubExecution:
 class StubExecutor:
     name = "stub"
 
-    def __init__(self) -> None:
+    def __init__(self, slots: SlotKeeper = UNRESTRICTED) -> None:
+        self.slots = slots
         self.made: dict[int, StubExecution] = {}
         self.errors: dict[int, Exception] = {}
         self.slow: dict[int, threading.Event] = {}

@@ -23,6 +23,6 @@ def install(apps: Any, _schema_editor: Any) -> None:
 class Migration(migrations.Migration):
     """Data only."""
 
-    dependencies = (("controlplane", "0003_recovery"), ("runners", "0003_secrets_and_artifacts"))
+    dependencies = (("controlplane", "0004_physical"), ("runners", "0003_secrets_and_artifacts"))
 
     operations = (migrations.RunPython(install, migrations.RunPython.noop),)
