@@ -8,6 +8,7 @@ import logging
 import re
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -187,7 +188,7 @@ def test_a_replica_is_given_it_and_again_for_what_it_takes_up(tenant: Caller) ->
     assert given.secrets == {"TOKEN": VALUE}
     assert VALUE not in repr(given)
     taken: list[Assignment] = []
-    driver = AgentDriver(control, executor=None, slots=1)  # type: ignore[arg-type] - never started
+    driver = AgentDriver(control, SimpleNamespace(slots=None), slots=1)  # type: ignore[arg-type] - never started
     driver.take_up = taken.extend  # type: ignore[method-assign, assignment]
     HoldKeeper(control, driver).tick()
     assert [(one.run, one.secrets) for one in taken] == [(run, {"TOKEN": VALUE})]
