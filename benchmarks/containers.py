@@ -6,6 +6,7 @@ executor's side also verifies the limits, keeps the output, registers with the l
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import statistics
@@ -108,6 +109,7 @@ def measure(pairs: int) -> list[Row]:
             "CONTROLPLANE_RUN_LIMIT": str(LIMIT),
         }
         keeper = make_keeper(environment, adapter)
+        logging.disable(logging.INFO)
         keeper.start(log_event)
         pair = _Pair(image, adapter, keeper)
         try:

@@ -41,6 +41,7 @@ def test_no_more_than_the_tier_exists(instance: Instance, observer: Observer, ti
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.rule("P1", "P2", "P7", "P8")
 @pytest.mark.parametrize("tier", [2, 6, 12])
 def test_no_more_than_each_tier_exists(instance: Instance, observer: Observer, tier: int) -> None:

@@ -54,6 +54,7 @@ def test_the_daemon_stops_and_starts(apart: Instance, daemon: OwnDaemon) -> None
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.rule("P6", "P10", "P13")
 def test_a_minute_without_the_daemon(apart: Instance, daemon: OwnDaemon) -> None:
     stopped_and_started(apart, daemon, FULL, 60.0)

@@ -106,6 +106,7 @@ def test_a_refused_removal_keeps_the_place_and_is_told(instance: Instance, tmp_p
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.rule("P6", "P10", "P13")
 def test_a_removal_refused_for_long_is_reported(instance: Instance, tmp_path: Path) -> None:
     with DockerProxy(tmp_path / "proxy.sock") as proxy:

@@ -44,6 +44,7 @@ def test_without_the_ledger_running_executions_are_removed_in_time(instance: Ins
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.rule("P9", "P13")
 def test_a_minute_without_the_ledger(instance: Instance) -> None:
     launcher = outage(instance, FULL, ABORT_SECONDS, 60.0 - ABORT_SECONDS)

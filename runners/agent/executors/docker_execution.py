@@ -113,6 +113,11 @@ class DockerExecution:
         inspected = self._adapter.inspect(container)
         self.image_id = inspected.get("Image", "")
         config.check_applied(self._asked, inspected)
+        # A tag moves; what was executed is told by the image's digest alone (rule P17).
+        log.info(
+            "executor.container_made",
+            extra={"run": self.assignment.run, "container": container, "image_digest": self.image_id},
+        )
         self._attached = self._adapter.attach(container)
         self._place.register(container)
 

@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Self
 
 from runners.agent.executors.docker_adapter import DockerAdapter
@@ -28,6 +29,9 @@ class DockerProxy:
         """The connection is closed instead of passing it on."""
         self.lose_reply = b""
         """Passed on once, and the connection closed instead of the reply."""
+        self.late = b""
+        """The connection is closed at once, and what was asked reaches the daemon only later."""
+        self.late_seconds = 1.0
         self.hold_reply = b""
         """Passed on once, and the reply never comes, as from a daemon that is busy."""
         self._lines: list[bytes] = []
@@ -81,6 +85,15 @@ class DockerProxy:
                     losing, holding = losing or verb == "lose", holding or verb == "hold"
                     if verb == "cut":
                         return
+                    if verb == "late":
+                        # The body comes in a piece of its own.
+                        while select.select([client], [], [], 0.2)[0]:
+                            data += client.recv(1 << 16)
+                        client.close()
+                        time.sleep(self.late_seconds)
+                        daemon.sendall(data)
+                        daemon.recv(1 << 16)
+                        return
                     if verb == "refuse":
                         client.sendall(b"HTTP/1.1 500 No\r\nContent-Length: 7\r\n\r\nrefused")
                         continue
@@ -96,6 +109,9 @@ class DockerProxy:
         if self.lose_reply and self.lose_reply in line:
             self.lose_reply = b""
             return "lose"
+        if self.late and self.late in line:
+            self.late = b""
+            return "late"
         if self.hold_reply and self.hold_reply in line:
             self.hold_reply = b""
             return "hold"

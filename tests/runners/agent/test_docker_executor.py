@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runners.agent.executors import docker_sweep
+from runners.agent.executors import docker_execution, docker_sweep
 from runners.agent.executors.base import ExecutorError, ImageUnavailable
 from runners.agent.executors.docker import DockerExecutor
 from runners.agent.executors.docker_adapter import DEFAULT_ENDPOINT, DaemonSilent, DockerAdapter
+from runners.agent.executors.late_creates import LateCreates
 from runners.agent.executors.slots import NO_PLACE, Place, Unrestricted
 from tests.runners.agent.conftest import LABELS, assignment, eventually, execute
 from tests.runners.agent.proxy import DockerProxy
@@ -255,6 +256,22 @@ def test_endpoint_is_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_short_id_proves_nothing(adapter: DockerAdapter) -> None:
     with pytest.raises(ExecutorError, match="not a full container id"):
         adapter.is_gone("abc")
+
+
+@pytest.mark.rule("P13")
+def test_a_create_that_surfaces_late_is_collected(
+    local_image: str, adapter: DockerAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_execution, "LOST_CREATE_SECONDS", 0.2)
+    with DockerProxy(tmp_path / "proxy.sock") as proxy:
+        executor = DockerExecutor(proxy.adapter)
+        executor._late = LateCreates(adapter, look_seconds=0.2, watch_seconds=20)
+        proxy.late, proxy.late_seconds = b"/containers/create", 2.0
+        labels = {**LABELS, "wharfinger.token": "late"}
+        end, output = execute(executor, assignment(["echo", "ran"], image=local_image), labels=labels)
+        assert (end.reason, output, left(adapter)) == ("lost", b"", {})
+        eventually(lambda: left(adapter), 10)
+        eventually(lambda: not left(adapter), 10)
 
 
 class Refusing(Unrestricted):
