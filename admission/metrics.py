@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
+from admission.physical.entitlement import Unrestricted
+from admission.services.physical import read_entitlement, read_slots
 from admission.services.readings import read_drift
 from admission.sql import metrics as sql
 from admission.states import TERMINAL
@@ -29,6 +32,34 @@ def collect() -> Iterator[Metric]:
         "drifting_counters", "Counters that differ from their permits. Anything but 0 is a defect.", len(read_drift())
     )
     yield from _tenants()
+    yield from _physical()
+
+
+def _physical() -> Iterator[Metric]:
+    """No numbers where no limit is set; else two statements, and Redis, which says the same to every process."""
+    limited = not isinstance(read_entitlement(), Unrestricted)
+    view = read_slots() if limited else None
+    snapshot = view.snapshot if view else None
+    config = snapshot.config if snapshot else None
+    newest = view.processes[0] if view and view.processes else None
+    readable = snapshot is not None if limited else None
+    yield gauge("physical_readable", "1: the slots could be read.", readable)
+    yield gauges(
+        "physical_slots",
+        "Slots by state, and who waits for one; recovering ones are taken until their container is confirmed gone.",
+        "state",
+        asdict(snapshot.counts) if snapshot else {},
+    )
+    yield gauge("physical_limit", "Slots of the generation in force.", config.limit if config else None)
+    yield gauge("physical_generation", "The generation in force.", config.generation if config else None)
+    yield gauge("physical_lockdown", "1: nothing new begins.", bool(config.lockdown_id) if config else None)
+    waited = max((waiter.age_seconds for waiter in snapshot.waiting), default=0.0) if snapshot else None
+    yield gauge("physical_longest_wait_seconds", "Of who waits for a slot.", waited)
+    there = {s: getattr(newest, f"containers_{s}") for s in ("running", "created", "other")} if newest else {}
+    yield gauges("physical_containers", "Of the instance, as its newest pass found them.", "state", there)
+    yield gauge("physical_pass_age_seconds", "Since that pass.", newest.age_seconds if newest else None)
+    drift = len(view.drift) if view else None
+    yield gauge("physical_drift", "Ways in which what is counted differs from what is there.", drift)
 
 
 def _ledger() -> Iterator[Metric]:

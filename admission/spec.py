@@ -129,6 +129,9 @@ class RunSpec(_Strict):
     stop_grace_seconds: float = Field(default=5, ge=0, le=300, description="Between SIGTERM and SIGKILL.")
     network: Literal["none", "bridge"] = "none"
     backend: Backend | None = Field(default=None, description="Only drivers with this executor.")
+    on_no_runner: Literal["wait", "fail"] = Field(
+        default="wait", description="While no living driver could take it: wait, or fail after some minutes of that."
+    )
     labels: dict[LabelName, Name] = Field(default_factory=dict, max_length=50, description="The driver must have all.")
     harness: Name | None = Field(default=None, description="Shared service whose concurrency limit applies.")
     priority: int = Field(default=0, ge=-PRIORITY_RANGE, le=PRIORITY_RANGE, description="1 is worth 60 s of waiting.")

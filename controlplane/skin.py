@@ -45,6 +45,7 @@ NAVIGATION = [
         "Limits",
         _item("Permits", "confirmation_number", "admission.permit"),
         _item("Counters", "speed", "admission.counter"),
+        _item("Physical slots", "grid_view", "admission.physicalreport"),
     ),
     _group(
         "Drivers",

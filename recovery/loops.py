@@ -21,6 +21,7 @@ LOOPS: Final = (
         "Each replica samples its own machine; nobody else can.",
     ),
     Loop("holds", Gate.LOCAL, lambda: 1.0, "Each replica compares its own table with the ledger."),
+    Loop("slots", Gate.LOCAL, lambda: 2.0, "Each process of an instance passes over its containers, and says so."),
     Loop(
         "reconcile",
         Gate.LOCAL,

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from admission.sql.blocks import BOUND_IDLE
+
 # A living replica proves itself inside an admission. FOR KEY SHARE: admissions of one replica do not wait for each
 # other or for its beat; a declaration of death (FOR UPDATE) waits for them, and they see it. 0 rows: declared dead, or
 # draining. Index: primary key.
-LOCK_DRIVER: Final = """
-SELECT id FROM recovery_replica
+LOCK_DRIVER: Final = f"""
+SELECT id, {BOUND_IDLE} FROM recovery_replica
 WHERE id = %(replica)s AND declared_dead_at IS NULL AND draining_at IS NULL FOR KEY SHARE
 """
 
@@ -346,6 +348,7 @@ SELECT d.id, d.name, d.executor, d.slots, d.memory_mib, d.cpu, d.draining_at IS 
        extract(epoch FROM statement_timestamp() - d.beat_at)::float8 AS heard,
        d.declared_dead_at IS NULL
            AND d.beat_at >= statement_timestamp() - make_interval(secs => %(stale_seconds)s) AS live,
+       d.declared_dead_at IS NOT NULL AS gone,
        (SELECT count(*) FROM admission_run r WHERE r.driver_kind = 'replica' AND r.driver_id = d.id
             AND r.state IN ('admitted', 'running'))::int AS held,
        coalesce(s.memory_mib_used, d.memory_mib) AS memory_used, coalesce(s.cpu_used, d.cpu) AS cpu_used

@@ -29,6 +29,8 @@ class LogPart:
     finished: bool
     truncated: bool
     state: str
+    missing: int = 0
+    """Bytes at its end that were not delivered; they may yet come while it is not finished."""
 
 
 class Client:
@@ -67,6 +69,22 @@ class Client:
     def runs(self, *, most: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
         """Runs, newest first, page by page; filters as in the API (state, batch, batch_name, name)."""
         return self._pages("/runs", most, filters)
+
+    def tokens(self, *, tenant: str | None = None) -> Iterator[dict[str, Any]]:
+        """API tokens, newest first; an operator names whose."""
+        return self._pages("/tokens", None, {"tenant": tenant})
+
+    def issue_token(
+        self, name: str, *, lifetime_seconds: float | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
+        """A new one; `token` is its secret, here and nowhere else. Never repeated: each call makes another."""
+        body = {"name": name, "lifetime_seconds": lifetime_seconds}
+        answer: dict[str, Any] = self.transport.json("POST", "/tokens", json=body, params=_named(tenant))
+        return answer
+
+    def revoke_token(self, token: int, *, tenant: str | None = None) -> None:
+        """Refused from the next call on."""
+        self._patiently(lambda: self.transport.json("DELETE", f"/tokens/{token}", params=_named(tenant)))
 
     def limits(self, *, most: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
         """Limits of concurrency keys and harnesses; filters as in the API (scope, key, tenant)."""
@@ -119,6 +137,7 @@ class Client:
             finished=head["Log-Finished"] == "true",
             truncated=head["Log-Truncated"] == "true",
             state=head["Run-State"],
+            missing=int(head.get("Log-Missing", 0)),
         )
 
     def follow_log(self, run: int, *, follow: bool = True, attempt: int | None = None) -> Iterator[LogPart]:
@@ -189,3 +208,7 @@ class Client:
                 if time.monotonic() + pause >= until:
                     raise
             time.sleep(pause)
+
+
+def _named(tenant: str | None) -> dict[str, str]:
+    return {"tenant": tenant} if tenant else {}

@@ -22,7 +22,7 @@ from runners.services import logs
 
 T = TypeVar("T")
 
-DRAIN_REASONS = frozenset({"drained", "shutdown", "fenced"})
+DRAIN_REASONS = frozenset({"drained", "shutdown", "fenced", "no_slot"})
 """Given back because the driver stops or was not allowed to start it, not because something was wrong with the run: no
 attempt is burned (rule R14)."""
 
@@ -75,6 +75,10 @@ class DatabaseControl:
             raise ControlUnavailable("this incarnation was declared dead")
         return _verdicts(_call(lambda: runs.renew_runs(self.driver, _holds(keys))))
 
+    def pulling(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
+        """Say that the images of these are being pulled."""
+        return _verdicts(_call(lambda: runs.extend_starts(self.driver, _holds(keys))))
+
     def append_log(self, key: RunKey, offset: int, data: bytes) -> int:
         """Store log bytes; returns the stored size."""
         if self._silent:
@@ -92,6 +96,9 @@ class DatabaseControl:
             return {result.key: Verdict.SUPERSEDED for result in results}
         settlements = [_settlement(result) for result in results]
         verdicts, _ = _call(lambda: runs.settle_runs(self.driver, settlements))
+        ends = [(result.run, result.epoch, result.log_end) for result in results if result.log_end is not None]
+        if ends:
+            _call(lambda: logs.note_log_ends(self.driver, ends))
         return _verdicts(verdicts)
 
     def give_back(self, keys: Sequence[RunKey], reason: str) -> None:

@@ -74,7 +74,7 @@ class Transport:
                 f"{url!r} is no address of a control plane; it looks like https://host or http://host:8000"
             )
         self.url = url.rstrip("/")
-        self._auth = _Bearer(token)
+        self.token = token
         self._timeout = (CONNECT_SECONDS, read_seconds)
         self._local = threading.local()
 
@@ -106,7 +106,7 @@ class Transport:
                 data=data,
                 params=params,
                 headers=dict(headers or {}),
-                auth=self._auth,
+                auth=_Bearer(self.token),
                 timeout=self._timeout,
                 allow_redirects=False,
             )

@@ -107,9 +107,23 @@ def renew_runs(driver: Driver, holds: Sequence[Hold]) -> dict[Hold, HoldVerdict]
     if not holds:
         return {}
     parameters = {**_arrays(holds), **driver.identity(), "lease_seconds": driver.lease_seconds}
-    renewed = {(r["id"], r["epoch"]): r["cancel"] for r in rows(driving.RENEW_RUNS, parameters)}
+    return _judged(holds, rows(driving.RENEW_RUNS, parameters))
+
+
+def extend_starts(driver: Driver, holds: Sequence[Hold]) -> dict[Hold, HoldVerdict]:
+    """The images of these are being pulled: they need not be started yet, for a bounded time (rule Q5)."""
+    if not holds:
+        return {}
+    settings = conf()
+    seconds = {"start_seconds": settings.start_deadline_seconds, "pull_seconds": settings.pull_seconds}
+    parameters = {**_arrays(holds), **driver.identity(), "lease_seconds": driver.lease_seconds, **seconds}
+    return _judged(holds, rows(driving.EXTEND_STARTS, parameters))
+
+
+def _judged(holds: Sequence[Hold], found: Sequence[Row]) -> dict[Hold, HoldVerdict]:
+    cancels = {(row["id"], row["epoch"]): row["cancel"] for row in found}
     return {
-        hold: (HoldVerdict.CANCEL if renewed[hold] else HoldVerdict.OK) if hold in renewed else HoldVerdict.SUPERSEDED
+        hold: (HoldVerdict.CANCEL if cancels[hold] else HoldVerdict.OK) if hold in cancels else HoldVerdict.SUPERSEDED
         for hold in holds
     }
 
@@ -174,7 +188,16 @@ def _repeats(driver: Driver, settlements: Sequence[Settlement]) -> dict[Hold, Ho
         row = closed.get((s.run, s.epoch))
         same = row is not None and row["ending"] == s.ending and row["exit_code"] == s.exit_code
         verdicts[(s.run, s.epoch)] = HoldVerdict.OK if same else HoldVerdict.SUPERSEDED
-    return verdicts
+    return {**verdicts, **_acknowledged(driver, [s for s in settlements if verdicts[(s.run, s.epoch)] != "ok"])}
+
+
+def _acknowledged(driver: Driver, settlements: Sequence[Settlement]) -> dict[Hold, HoldVerdict]:
+    """OK for a cancel that was ended while its driver was silent, and that the driver now confirms (rule Q9)."""
+    cancelled = [(s.run, s.epoch) for s in settlements if s.ending == RunState.CANCELLED]
+    if not cancelled:
+        return {}
+    confirmed = rows(driving.ACKNOWLEDGE_CANCELS, {**_arrays(cancelled), **driver.identity()})
+    return {(row["id"], row["epoch"]): HoldVerdict.OK for row in confirmed}
 
 
 def take_away(

@@ -14,6 +14,7 @@ from django.db import OperationalError, transaction
 from pydantic import ValidationError
 
 from admission.models import Batch, Tenant
+from admission.services.serving import warnings_for
 from admission.spec import RunSpec, parse_spec
 from admission.sql import submitting as sql
 from admission.states import Scope
@@ -53,6 +54,8 @@ class Submitted:
     outcome: Outcome
     run: int | None = None
     errors: list[dict[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What its submitter should know; the run is queued all the same."""
 
 
 @dataclass(slots=True)
@@ -95,8 +98,16 @@ def submit_runs(
     if items:
         _check_depth(tenant, len(items))
         _insert_repeating(tenant, items, results, actor, batch)
+        _warn(tenant, items, results)
     assert all(r is not None for r in results)  # noqa: S101 - each position was answered above
     return [r for r in results if r is not None]
+
+
+def _warn(tenant: Tenant, items: Sequence[_Item], results: list[Submitted | None]) -> None:
+    for item, warnings in zip(items, warnings_for(tenant.pk, [item.spec for item in items]), strict=True):
+        result = results[item.position]
+        if result is not None and result.run is not None:
+            result.warnings = warnings
 
 
 def _insert_repeating(

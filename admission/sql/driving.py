@@ -59,6 +59,29 @@ renewed AS (
 SELECT id, epoch, cancel FROM locked
 """
 
+# An image is being pulled for these: their start deadline moves on, up to a time since their admission, and their
+# lease with it. No permit is renewed by it: a pull is shorter than a permit lives. A run missing in the answer:
+# superseded.
+# Locks: runs in order. Index: primary key.
+EXTEND_STARTS: Final = """
+WITH asked AS (SELECT * FROM unnest(%(runs)s::bigint[], %(epochs)s::bigint[]) AS a(id, epoch)),
+locked AS (
+    SELECT r.id, r.epoch, r.state = 'admitted' AS waits, r.cancel_requested_at IS NOT NULL AS cancel
+    FROM admission_run r JOIN asked a ON a.id = r.id AND a.epoch = r.epoch
+    WHERE r.state IN ('admitted', 'running') AND r.driver_kind = %(driver_kind)s AND r.driver_id = %(driver_id)s
+    ORDER BY r.id FOR NO KEY UPDATE OF r
+),
+extended AS (
+    UPDATE admission_run r
+    SET start_deadline = greatest(r.start_deadline, least(
+            clock_timestamp() + make_interval(secs => %(start_seconds)s),
+            r.admitted_at + make_interval(secs => %(pull_seconds)s))),
+        lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
+    FROM locked l WHERE r.id = l.id AND l.waits
+)
+SELECT id, epoch, cancel FROM locked
+"""
+
 # What a driver holds, with pending cancels: read at each drain (rule A10). `maker`: whose incarnation a started run's
 # container bears; another than the driver's where it was adopted. `left`: seconds of its time, by this clock. No
 # locks. Index: run_driver, attempt_number.
@@ -176,4 +199,24 @@ SELECT t.run_id, t.epoch, t.ending, t.exit_code
 FROM unnest(%(runs)s::bigint[], %(epochs)s::bigint[]) AS a(id, epoch)
 JOIN admission_attempt t ON t.run_id = a.id AND t.epoch = a.epoch
 WHERE t.released_at IS NOT NULL AND t.driver_kind = %(driver_kind)s AND t.driver_id = %(driver_id)s
+"""
+
+# A cancel that was ended without its driver, because it was silent: the driver comes back and says that it stopped.
+# Only the last holder's word counts, and only for a run that ended by that cancel; nothing but the times is written. A
+# repeat matches again. 0 rows: superseded. Locks: runs in order. Index: attempt_number, primary key.
+ACKNOWLEDGE_CANCELS: Final = """
+WITH last AS (
+    SELECT t.run_id AS id, t.epoch AS held
+    FROM unnest(%(runs)s::bigint[], %(epochs)s::bigint[]) AS a(id, epoch)
+    JOIN admission_attempt t ON t.run_id = a.id AND t.epoch = a.epoch
+    JOIN admission_run r ON r.id = t.run_id AND r.attempt = t.number AND r.epoch = t.epoch + 1
+    WHERE t.driver_kind = %(driver_kind)s AND t.driver_id = %(driver_id)s
+      AND r.cancel_requested_at IS NOT NULL AND r.state = r.cancel_ending
+    ORDER BY 1 FOR NO KEY UPDATE OF r
+)
+UPDATE admission_run r
+SET cancel_stopped_at = coalesce(r.cancel_stopped_at, clock_timestamp()),
+    cancel_confirmed_at = coalesce(r.cancel_confirmed_at, clock_timestamp())
+FROM last l WHERE r.id = l.id
+RETURNING r.id, l.held AS epoch
 """

@@ -75,6 +75,15 @@ def _ranges(c: ControlPlaneSettings) -> list[Relation]:
             min(c.start_deadline_seconds, c.sweep_interval_seconds, c.claim_replay_seconds, c.log_cap_bytes) > 0,
             "deadlines, intervals and caps must be above 0",
         ),
+        (
+            "E031",
+            c.pull_seconds >= c.start_deadline_seconds
+            and min(c.no_runner_seconds, c.late_log_seconds, c.token_overlap_seconds) >= 0,
+            (
+                "CONTROLPLANE_PULL_SECONDS must be at least CONTROLPLANE_START_DEADLINE_SECONDS, and the seconds for "
+                "late logs, old tokens and runs without a runner not below 0"
+            ),
+        ),
         ("E030", c.probe_seconds > 0, "CONTROLPLANE_PROBE_SECONDS must be above 0"),
         *_leadership_relations(c),
     ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from controlplane.core.conf import conf
 from runners.agent.executors.base import Executor
 from runners.agent.executors.process import ProcessExecutor
+from runners.agent.physical.uncounted import refuse_uncounted
 
 LABEL_DRIVER = "wharfinger.driver"
 """The incarnation that made a container: a sweep must not touch a living one's, nor another fleet's."""
@@ -26,6 +29,10 @@ def make_executor() -> Executor:
     settings = conf()
     if settings.executor == "docker":
         from runners.agent.executors.docker import DockerExecutor  # noqa: PLC0415 - loads the Docker SDK
+        from runners.agent.executors.docker_adapter import DockerAdapter  # noqa: PLC0415
+        from runners.agent.physical.building import make_keeper  # noqa: PLC0415
 
-        return DockerExecutor(image_aliases=image_aliases(settings.image_aliases))
+        adapter = DockerAdapter()
+        return DockerExecutor(adapter, image_aliases(settings.image_aliases), make_keeper(os.environ, adapter))
+    refuse_uncounted(os.environ)
     return ProcessExecutor()

@@ -19,7 +19,9 @@ from recovery.replica.executor import LABEL_DRIVER
 from runners.agent.assignment import Assignment, RunKey, Verdict
 from runners.agent.clock import now
 from runners.agent.driver import Driver
+from runners.agent.logs import Stored
 from runners.database_control import DatabaseControl
+from runners.services.logs import stored_digest
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +71,6 @@ class HoldKeeper:
         if give:
             self._control.give_back(give, "held by this replica without its knowledge")
 
-    def follow(self) -> bool:
-        """This incarnation was declared dead: stop each execution once its row has moved on. True: none is left.
-
-        What a successor adopted under the same attempt is let go instead, by the driver.
-        """
-        self._driver.reconcile(self._read)
-        return not self._driver.held
-
     def _is_adopted(self, row: Row) -> bool:
         own = self._control.driver.incarnation
         return row["state"] == RunState.RUNNING and row["maker"] is not None and row["maker"] != own
@@ -84,7 +78,17 @@ class HoldKeeper:
     def _take_over(self, row: Row) -> None:
         """Its time counts from its start, by the database; our clock was read before, so it can only end earlier."""
         maker = {LABEL_DRIVER: str(row["maker"])}
-        self._driver.take_over(_assignment(row), maker, self._read_at + row["left"])
+        found = stored_digest(row["id"], row["attempt"])
+        stored = None if found is None else Stored(*found)
+        self._driver.take_over(_assignment(row), maker, self._read_at + row["left"], stored)
+
+    def follow(self) -> bool:
+        """This incarnation was declared dead: stop each execution once its row has moved on. True: none is left.
+
+        What a successor adopted under the same attempt is let go instead, see `Driver.apply`.
+        """
+        self._driver.reconcile(self._read)
+        return not self._driver.held
 
     def abandon(self) -> None:
         """Stop everything but what a successor adopted, report nothing: this incarnation was declared dead."""

@@ -27,6 +27,7 @@ from recovery.replica.fence import make_replica_fence
 from recovery.replica.holds import HoldKeeper
 from recovery.replica.leading import Leading, own_loop
 from recovery.replica.remains import Remains
+from recovery.replica.slots import SlotReports
 from recovery.replica.ticking import Ticking, cryptographic_jitter
 from recovery.services.reconcile import reconcile
 from recovery.services.replicas import Machine, beat, leave, register_replica, replica_driver
@@ -39,6 +40,8 @@ from runners.database_control import DatabaseControl
 log = logging.getLogger(__name__)
 
 SETTLED_SECONDS = 60.0
+PLACE_SHARE = 0.75
+"""Of the start deadline: a run that waited so long for a physical slot is given back before it is taken away."""
 REMAINS_SECONDS = 1.0
 EXIT_DECLARED_DEAD = 75
 """Temporary failure: it could not come back as a new incarnation by itself; the supervisor starts it again."""
@@ -80,6 +83,7 @@ class ReplicaProcess:
         self._identity = current_process()
         self._name = name or f"{self._identity.host}-{self._identity.pid}"
         self._executor = make_executor()
+        self._executor.slots.start(_log_event)
         machine = Machine(
             self._executor.name, settings.replica_slots, settings.replica_memory_mib, settings.replica_cpu
         )
@@ -103,9 +107,11 @@ class ReplicaProcess:
             heartbeat_seconds=settings.permit_renew_seconds,
             on_event=_log_event,
             fence=self._fence,
+            place_seconds=settings.start_deadline_seconds * PLACE_SHARE,
         )
         self._keeper = HoldKeeper(control, self._driver)
         self._leading = Leading(str(self._replica.incarnation), self._name)
+        self._slot_reports = SlotReports(self._executor.slots, self._name, self._identity.machine)
         self._loops = self._make_loops()
 
     def _make_loops(self) -> list[Ticking]:
@@ -113,6 +119,7 @@ class ReplicaProcess:
             own_loop("beat", self._name, self._beat),
             own_loop("probe", self._name, self._envelope.sample),
             own_loop("holds", self._name, self._keeper.tick),
+            own_loop("slots", self._name, self._slot_reports.tick),
             own_loop("reconcile", self._name, self._reconcile, jitter=cryptographic_jitter),
             *([Ticking("remains", self._follow, REMAINS_SECONDS)] if self._old is not None else []),
         ]
@@ -192,8 +199,10 @@ class ReplicaProcess:
             drained = self._old.end(SETTLED_SECONDS) and drained
         for loop in self._loops:
             loop.stop()
+        self._executor.slots.close()
         connection.close()  # the drain may have been long, and the database restarted meanwhile
         try:
+            self._slot_reports.leave()
             left = leave(self._replica.pk)
         except DatabaseError:
             log.exception("replica.leave_failed")

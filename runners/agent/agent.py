@@ -74,13 +74,18 @@ class Agent:
         make_executor: Callable[[], Executor],
         settings: AgentSettings,
         on_event: OnEvent = log_event,
+        *,
+        identity: str = "",
+        stored_token: Callable[[], str] | None = None,
     ) -> None:
+        """`stored_token` reads the token again when it was refused: it may have been replaced meanwhile."""
         self._make_executor = make_executor
         self._settings = settings
         self._on_event = guarded(on_event)
-        self._control = HttpControl(Transport(url, token))
-        # Names this runner on the machine, whatever the server's numbers: two fleets may use one daemon.
-        self._label = {LABEL_DRIVER: "runner-" + hashlib.sha256(token.encode()).hexdigest()[:16]}
+        self._control = HttpControl(Transport(url, token), stored_token=stored_token)
+        # Names this runner on the machine, whatever the server's numbers: two fleets may use one daemon. It must be
+        # the same after the token was replaced, or nobody would find what was made before.
+        self._label = {LABEL_DRIVER: identity or machine_label(token)}
         # Names this life of it: the watchdog of an earlier one must not touch what this one makes.
         self._labels = {**self._label, LABEL_LIFE: uuid.uuid4().hex}
         self._lock: IO[str] | None = None
@@ -94,6 +99,7 @@ class Agent:
         signal.signal(signal.SIGINT, self._on_signal)
         try:
             executor = self._make_executor()
+            executor.slots.start(self._on_event)
             if not self._introduce():
                 return ExitCode.CREDENTIAL if self._control.revoked else ExitCode.DONE
         except (ExecutorError, ApiError) as error:
@@ -172,6 +178,7 @@ class Agent:
         self._stop.set()
         code = self._abandon(driver) if self._control.revoked else self._goodbye(driver)
         self._ended.set()
+        executor.slots.close()
         return code
 
     def _show_life(self, driver: Driver) -> None:
@@ -205,6 +212,11 @@ class Agent:
             driver.drain(TICK_SECONDS)
         self._on_event("abandoned", left=len(driver.held))
         return ExitCode.CREDENTIAL
+
+
+def machine_label(token: str) -> str:
+    """By which a machine's containers are found: of the first token that it had."""
+    return "runner-" + hashlib.sha256(token.encode()).hexdigest()[:16]
 
 
 def lock_machine(label: str) -> IO[str]:

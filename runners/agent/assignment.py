@@ -63,6 +63,8 @@ class Result:
     reason: str = ""
     detail: str = ""
     exit_code: int | None = None
+    log_end: int | None = None
+    """Where the log would end, if not all of it was delivered."""
 
     @property
     def key(self) -> RunKey:

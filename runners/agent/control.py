@@ -38,6 +38,9 @@ class Control(Protocol):
     def heartbeat(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         """Renew leases and permits of exactly these."""
 
+    def pulling(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
+        """Say that the images of these are being pulled: their start deadline moves on, for a bounded time."""
+
     def append_log(self, key: RunKey, offset: int, data: bytes) -> int:
         """Store log bytes that begin at `offset`; returns the stored size. Raises `LogOffset`, `Superseded`."""
 

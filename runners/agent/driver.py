@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import threading
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runners.agent.assignment import Assignment, Capacity, Ending, Result, RunKey, Verdict
 from runners.agent.backoff import jittered
 from runners.agent.clock import now
 from runners.agent.events import OnEvent, guarded, log_event
+from runners.agent.executors.slots import WAIT_SECONDS
 from runners.agent.holds import Hold, Holds, Phase
 from runners.agent.lifecycle import SHUTDOWN, Lifecycle
 from runners.agent.loops import FOREVER, Loop
 from runners.agent.outbox import Outbox
+from runners.agent.placing import Placing
+from runners.agent.preparing import Preparations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from runners.agent.control import Control
     from runners.agent.executors.base import Executor
     from runners.agent.fence import Fence
+    from runners.agent.logs import Stored
 
 MOST_STARTS = 100
 LOG_SECONDS = 1.0
@@ -51,6 +56,7 @@ class Driver:
         poll_seconds: float = 0.5,
         on_event: OnEvent = log_event,
         fence: Fence | None = None,
+        place_seconds: float = WAIT_SECONDS,
     ) -> None:
         self.slots = slots
         self._control = control
@@ -67,14 +73,32 @@ class Driver:
         self._request: str | None = None
         self._claiming = threading.Lock()
         self._outbox = Outbox(control, self._on_event, self._release)
+        self._placing = Placing(executor.slots, self._outbox.give_back, self._on_event, place_seconds)
         self._lifecycle = Lifecycle(
-            control, executor, self._outbox, self._release, self._on_event, self._displace, fence
+            control,
+            executor,
+            self._outbox,
+            self._release,
+            self._on_event,
+            self._displace,
+            fence,
+            self._placing.cancel,
+        )
+        self._preparing = Preparations(
+            control, executor, self._outbox.settle, self.apply, self._wake_starts, self._on_event
         )
         self._claims = Loop("claims", self._claim, self._on_event, control.thread_ends)
         self._starts = Loop("starts", self._start_waiting, self._on_event, control.thread_ends)
         self._beats = Loop("heartbeat", self._beat, self._on_event, control.thread_ends)
         self._logs = Loop("logs", self._flush_logs, self._on_event, control.thread_ends)
-        self._loops = [self._claims, self._starts, self._beats, self._logs, self._outbox.loop]
+        self._loops = [
+            self._claims,
+            self._starts,
+            self._beats,
+            self._logs,
+            self._preparing.loop,
+            self._outbox.loop,
+        ]
 
     # -- for its owner ----------------------------------------------------------------------------------------------
 
@@ -133,8 +157,12 @@ class Driver:
                 self._tell(hold, "claimed", tenant=assignment.tenant)
         self._starts.wake()
 
-    def take_over(self, assignment: Assignment, maker: Mapping[str, str], deadline: float) -> bool:
+    def take_over(
+        self, assignment: Assignment, maker: Mapping[str, str], deadline: float, stored: Stored | None = None
+    ) -> bool:
         """Go on with what a dead driver started under the labels `maker`; the control plane names us as its driver.
+
+        `stored`: what it had delivered of the log. None: it is not gone on with, the control plane says where it ends.
 
         Also beyond the slots: it is executed anyway, and nothing is claimed until there is room again. False when it
         is held already.
@@ -143,6 +171,8 @@ class Driver:
         hold.maker = {**self._of(assignment), **maker}
         hold.phase = Phase.ACCEPTED
         hold.deadline = deadline
+        if stored is not None:
+            hold.logs.go_on_after(stored)
         if not self._holds.add(hold):
             return False
         self._tell(hold, "adopted", tenant=assignment.tenant)
@@ -202,6 +232,10 @@ class Driver:
                 return FOREVER
             if self._is_fenced():
                 return jittered(FENCED_SECONDS)
+            free = self._placeable(free)
+            if free.slots <= 0:
+                # A place may be freed by another process, which wakes nobody here.
+                return jittered(self._poll_seconds)
             # The same id until it is answered: a repeat gets what the lost answer said, not a second helping.
             self._request = self._request or uuid.uuid4().hex
             assignments = self._control.claim(self._request, free)
@@ -224,17 +258,28 @@ class Driver:
         full = memory == 0 or cpu == 0
         return Capacity(0 if full else self.slots - len(held), memory, cpu)
 
+    def _placeable(self, free: Capacity) -> Capacity:
+        """No more than places are free (rule A29): who holds a run must not wait for others who wait for it."""
+        waiting = sum(not hold.placed for hold in self._holds.all(Phase.CLAIMED))
+        places = self._placing.free(waiting)
+        return free if places is None else replace(free, slots=min(free.slots, places))
+
     def _release(self, hold: Hold) -> None:
         self._holds.discard(hold)
         self._claims.wake()
+        if self._holds.all(Phase.CLAIMED):
+            self._starts.wake()
 
     # -- starts -----------------------------------------------------------------------------------------------------
 
     def _start_waiting(self) -> float:
         waiting = self._holds.all(Phase.CLAIMED)
-        ready = [hold for hold in waiting if not self._turned_down(hold)][:MOST_STARTS]
+        wanted = [hold for hold in waiting if not self._turned_down(hold)]
+        # The image first: no place on the machine is kept waiting for a pull.
+        prepared = [hold for hold in wanted if self._preparing.is_ready(hold)]
+        ready = self._placing.place(prepared)[:MOST_STARTS]
         if not ready:
-            return FOREVER
+            return self._placing.poll_seconds if self._holds.all(Phase.CLAIMED) else FOREVER
         asked = now()
         for hold in ready:
             hold.asked = hold.asked or asked
@@ -243,8 +288,13 @@ class Driver:
             self._begin(hold, verdicts.get(hold.key, Verdict.SUPERSEDED), asked)
         return 0.0
 
+    def _wake_starts(self) -> None:
+        self._starts.wake()
+
     def _turned_down(self, hold: Hold) -> bool:
         """Ended before anything was made for it."""
+        if hold.superseded or hold.stop_reason or (self._draining and hold.phase is Phase.CLAIMED):
+            self._placing.cancel(hold)
         if hold.superseded:
             self._forget(hold)
         elif hold.stop_reason == "cancelled":
@@ -265,7 +315,7 @@ class Driver:
         if not self._turned_down(hold):
             if self._fence is not None:
                 self._fence.begin(hold.key, hold.asked or asked)
-            self._lifecycle.begin(hold, self._labels_of(hold.assignment))
+            self._lifecycle.begin(hold, {**self._labels_of(hold.assignment), **(hold.place_labels or {})})
 
     def _forget(self, hold: Hold) -> None:
         hold.ended()

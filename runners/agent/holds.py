@@ -6,6 +6,7 @@ import threading
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from runners.agent.clock import now
 from runners.agent.logs import LogBuffer
 
 if TYPE_CHECKING:
@@ -31,6 +32,12 @@ class Hold:
         self.assignment = assignment
         self.key: RunKey = assignment.key
         self.phase = Phase.CLAIMED
+        self.prepared = False
+        """What stands before its start is done."""
+        self.since = now()
+        self.place_labels: Mapping[str, str] | None = None
+        """What names its place among the containers that may exist, from the first question for one."""
+        self.placed = False
         self.deadline: float | None = None
         self.asked: float | None = None
         """Before the start was first asked for: if a reply was lost, that question is the one that counts."""

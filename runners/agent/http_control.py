@@ -5,6 +5,7 @@ Every call of the protocol may be repeated; the driver does that, with back-off.
 
 from __future__ import annotations
 
+import gzip
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,9 @@ from runners.transport import ApiError, Transport, Unreachable, decoded
 
 _NO_CONTENT, _UNAUTHORIZED, _CONFLICT, _RANGE, _TOO_MANY = 204, 401, 409, 416, 429
 
+GZIP_FROM_BYTES = 1024
+GZIP_LEVEL = 1
+
 OnVerdict = Callable[[RunKey, Verdict], None]
 
 
@@ -29,7 +33,12 @@ class HttpControl:
     turns true when its token is dead.
     """
 
-    def __init__(self, transport: Transport, on_verdict: OnVerdict | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        on_verdict: OnVerdict | None = None,
+        stored_token: Callable[[], str] | None = None,
+    ) -> None:
         self.mode = "active"
         self.revoked = False
         self.heartbeat_seconds: float | None = None
@@ -40,6 +49,7 @@ class HttpControl:
         """What this driver does keep: the server gives nothing to one that keeps less than it asks."""
         self.on_verdict = on_verdict
         self._transport = transport
+        self._stored_token = stored_token
         self._job_tokens: dict[RunKey, str] = {}
         self._lock = threading.Lock()
 
@@ -75,17 +85,24 @@ class HttpControl:
         """Renew leases and permits of exactly these; of none, it is a sign of life that brings cancels."""
         return self._verdicts("/runner/heartbeats", {"runs": [_named(key) for key in keys]})
 
+    def pulling(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
+        """Say that the images of these are being pulled."""
+        return self._verdicts("/runner/heartbeats", {"runs": [], "pulling": [_named(key) for key in keys]})
+
     def append_log(self, key: RunKey, offset: int, data: bytes) -> int:
         """Store log bytes; returns where the next begin."""
         with self._lock:
             token = self._job_tokens.get(key, "")
+        headers = {"Job-Token": token, "Content-Type": "application/octet-stream"}
+        if len(data) >= GZIP_FROM_BYTES:
+            data, headers = gzip.compress(data, GZIP_LEVEL), {**headers, "Content-Encoding": "gzip"}
         try:
             answer = self._call(
                 "POST",
                 f"/runner/runs/{key.run}/logs",
                 data=data,
                 params={"epoch": key.epoch, "offset": offset},
-                headers={"Job-Token": token, "Content-Type": "application/octet-stream"},
+                headers=headers,
             )
         except ApiError as error:
             if error.status == _RANGE:
@@ -148,13 +165,14 @@ class HttpControl:
                 self._job_tokens.pop(key, None)
 
     def _call(self, method: str, path: str, **parts: Any) -> Any:
+        used = self._transport.token
         try:
             answer = self._answer(method, path, parts)
         except Unreachable as error:
             raise ControlUnavailable(str(error)) from error
         except ApiError as error:
             if error.status == _UNAUTHORIZED and error.code != "bad_job_token":
-                self.revoked = True
+                self.revoked = not self._takes_up_another(used)
                 raise ControlUnavailable(str(error)) from error
             if error.status == _TOO_MANY:
                 raise ControlUnavailable(str(error)) from error
@@ -162,6 +180,13 @@ class HttpControl:
         if answer is not None:
             self._note(answer)
         return answer
+
+    def _takes_up_another(self, refused: str) -> bool:
+        """Whether the token was replaced meanwhile: the call is repeated with what is stored now."""
+        with self._lock:
+            if self._transport.token == refused and self._stored_token is not None:
+                self._transport.token = self._stored_token() or refused
+            return self._transport.token != refused
 
     def _answer(self, method: str, path: str, parts: Mapping[str, Any]) -> Any:
         response = self._transport.call(method, path, **parts)
@@ -194,4 +219,5 @@ def _result(result: Result) -> dict[str, Any]:
         "reason": storable(result.reason, MAX_REASON),
         "detail": storable(result.detail, MAX_DETAIL),
         "exit_code": result.exit_code,
+        **({} if result.log_end is None else {"log_end": result.log_end}),
     }

@@ -11,7 +11,7 @@ from runners.agent.assignment import Ending, Result
 from runners.agent.backoff import Backoff
 from runners.agent.clock import now
 from runners.agent.control import Control, ControlUnavailable, Superseded
-from runners.agent.executors.base import Execution, Executor, ExecutorError, Exit, always
+from runners.agent.executors.base import Execution, Executor, ExecutorError, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,16 +24,29 @@ if TYPE_CHECKING:
 LOG_PATIENCE_SECONDS = 60.0
 SHUTDOWN = "shutdown"
 # Ends that say nothing about the run: the control plane decides between another attempt and an interruption.
-_NOT_ITS_OWN = {SHUTDOWN, "lost", "fenced"}
+_NOT_ITS_OWN = {SHUTDOWN, "lost", "fenced", "adopted", "no_slot"}
 # Ends that look like the run's own and may be the watchdog's doing.
 _ITS_OWN = {"", "oom", "executor_error"}
 _ENDINGS = {"cancelled": Ending.CANCELLED, "timeout": Ending.TIMED_OUT}
 
 
+class NotStarted(ExecutorError):
+    """Stopped or out of time before anything was executed."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def nothing(hold: Hold) -> None:
+    """Where no places are counted, none is given back."""
+
+
 class Lifecycle:
     """What every run of a driver goes through.
 
-    `forget` drops a hold of which nothing is to be reported, `displaced` judges one whose run has moved on.
+    `forget` drops a hold of which nothing is to be reported, `displaced` judges one whose run has moved on, `unplace`
+    gives back a place that was not entered.
     """
 
     def __init__(  # noqa: PLR0917 - made in one place, by the driver
@@ -45,6 +58,7 @@ class Lifecycle:
         on_event: OnEvent,
         displaced: Callable[[Hold], None],
         fence: Fence | None = None,
+        unplace: Callable[[Hold], None] = nothing,
     ) -> None:
         self._displaced = displaced
         self._control = control
@@ -53,6 +67,7 @@ class Lifecycle:
         self._forget = forget
         self._on_event = on_event
         self._fence = fence
+        self._unplace = unplace
 
     def begin(self, hold: Hold, labels: Mapping[str, str]) -> None:
         """Start the thread."""
@@ -75,6 +90,7 @@ class Lifecycle:
             self._tell(hold, "driver_error", error=repr(error), stack=traceback.format_exc())
             self._until_confirmed(hold, lambda: self._executor.sweep(hold.maker or labels))
             end = Exit(None, "executor_error", f"the driver failed: {error!r}")
+        self._unplace(hold)
         end = self._unfenced(hold, end, began)
         self._tell(hold, "ended", code=end.code, reason=end.reason, detail=end.detail)
         hold.logs.close()
@@ -99,11 +115,20 @@ class Lifecycle:
         self._until_confirmed(hold, execution.remove)
         return end
 
+    def _ask(self, hold: Hold) -> None:
+        """Whether it may still be started: its deadline is never reset, and includes every wait (rule P13)."""
+        if hold.stop_reason:
+            raise NotStarted(hold.stop_reason, f"run {hold.key.run} was stopped before it was started")
+        if hold.deadline is not None and now() >= hold.deadline:
+            raise NotStarted("timeout", f"the time of run {hold.key.run} was over before it could be started")
+        if self._fence is not None:
+            self._fence.ask(hold.key)
+
     def _made(self, hold: Hold, labels: Mapping[str, str]) -> Execution:
         if hold.maker is not None:
             return self._executor.adopt(hold.assignment, hold.logs.write, hold.maker)
         # Once before anything is made, and once more by the executor before it starts what it made.
-        may_start = always if self._fence is None else functools.partial(self._fence.ask, hold.key)
+        may_start = functools.partial(self._ask, hold)
         may_start()
         return self._executor.start(hold.assignment, hold.logs.write, labels, may_start)
 
@@ -170,7 +195,8 @@ class Lifecycle:
 
 
 def result_of(hold: Hold, end: Exit) -> Result:
-    """The result to report for an end."""
+    """The result to report for an end; it says so when the log could not be delivered before it."""
+    log_end = hold.logs.end if hold.logs.waiting else None
     by_itself = Ending.SUCCEEDED if end.code == 0 and not end.reason else Ending.FAILED
     ending = _ENDINGS.get(end.reason, by_itself)
-    return Result(hold.key.run, hold.key.epoch, ending, end.reason, end.detail, end.code)
+    return Result(hold.key.run, hold.key.epoch, ending, end.reason, end.detail, end.code, log_end)

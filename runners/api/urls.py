@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import path
 
 from controlplane.api import converters  # noqa: F401 - registers <id:>
-from runners.api import fleet, protocol
+from runners.api import appending, fleet, protocol
 from runners.api.logs import RunLogsView
 
 urlpatterns = [
@@ -16,9 +16,12 @@ urlpatterns = [
     path("runners/<id:runner>/drain", fleet.RunnerDrainView.as_view(), name="runner-drain"),
     path("runners/<id:runner>/resume", fleet.RunnerResumeView.as_view(), name="runner-resume"),
     path("runners/<id:runner>/revoke", fleet.RunnerRevokeView.as_view(), name="runner-revoke"),
+    path("runners/<id:runner>/rotate", fleet.RunnerRotateView.as_view(), name="runner-rotate"),
     path("enrolment-tokens", fleet.EnrolmentTokensView.as_view(), name="enrolment-tokens"),
     path("enrolment-tokens/<id:token>", fleet.EnrolmentTokenView.as_view(), name="enrolment-token"),
     path("runner", protocol.SelfView.as_view(), name="runner-self"),
+    path("runner/drain", protocol.DrainView.as_view(), name="runner-own-drain"),
+    path("runner/token", protocol.RotateView.as_view(), name="runner-token"),
     path("runner/claims", protocol.ClaimsView.as_view(), name="runner-claims"),
     path("runner/holds", protocol.HoldsView.as_view(), name="runner-holds"),
     path("runner/starts", protocol.StartsView.as_view(), name="runner-starts"),
@@ -26,6 +29,6 @@ urlpatterns = [
     path("runner/results", protocol.ResultsView.as_view(), name="runner-results"),
     path("runner/runs/<id:run>/start", protocol.StartView.as_view(), name="runner-start"),
     path("runner/runs/<id:run>/heartbeat", protocol.HeartbeatView.as_view(), name="runner-heartbeat"),
-    path("runner/runs/<id:run>/logs", protocol.LogAppendView.as_view(), name="runner-log"),
+    path("runner/runs/<id:run>/logs", appending.LogAppendView.as_view(), name="runner-log"),
     path("runner/runs/<id:run>/result", protocol.ResultView.as_view(), name="runner-result"),
 ]

@@ -26,6 +26,8 @@ class RunnerConfig:
     name: str = ""
     executor: str = ""
     slots: int = 0
+    identity: str = ""
+    """By which what it made is found on this machine; it outlives the token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from admission.drivers import Driver
 from admission.states import TERMINAL
 from controlplane.core.conf import conf
 from controlplane.core.errors import NotFound
-from controlplane.core.sql import one, rows
+from controlplane.core.sql import execute, one, rows
 from runners import sql
 
 MAX_READ_BYTES = 1 << 20
@@ -44,6 +46,10 @@ class LogPiece:
     state: str
     truncated: bool
     attempt_ended: bool
+    missing: int = 0
+    """Bytes at its end that its driver could not deliver, by its own account."""
+    more_may_come: bool = False
+    """They may yet come: the attempt ended a short while ago."""
 
     @property
     def run_ended(self) -> bool:
@@ -59,13 +65,16 @@ def cut_mark(cap: int) -> bytes:
 def append_log(driver: Driver, run: int, epoch: int, offset: int, data: bytes) -> Appended:
     """Store bytes that begin at `offset`, up to the cap; what is beyond it is cut, visibly and once.
 
+    Also for a while after the end that this driver reported: the rest of the log may come late.
+
     Raises:
-        HoldSuperseded: the run is not held under this epoch by this driver.
+        HoldSuperseded: the run is not held under this epoch by this driver, and was not ended by it just now.
         OffsetMismatch: the log ends elsewhere; go on from there.
     """
     kept, cut = _within_cap(offset, data)
-    parameters = {"run": run, "epoch": epoch, "offset": offset, "data": kept, "cut": cut, **driver.identity()}
-    row = one(sql.APPEND_LOG, parameters)
+    hold = {"run": run, "epoch": epoch, **driver.identity()}
+    late = conf().late_log_seconds
+    row = one(sql.APPEND_LOG, {**hold, "offset": offset, "data": kept, "cut": cut, "late": late})
     if row is None:
         raise HoldSuperseded(f"run {run} is not held under epoch {epoch}")
     end = offset + len(data)
@@ -78,6 +87,12 @@ def append_log(driver: Driver, run: int, epoch: int, offset: int, data: bytes) -
         # Nothing more is kept of this log. All that comes counts as taken, or its sender would offer it for ever.
         return Appended(max(stands["size"], end), row["cancel"])
     raise OffsetMismatch(stands["size"])
+
+
+def note_log_ends(driver: Driver, ends: Sequence[tuple[int, int, int]]) -> None:
+    """Where logs would end, as (run, epoch, size), of attempts that this driver ended without delivering all of it."""
+    for run, epoch, size in ends:
+        execute(sql.NOTE_LOG_END, {"run": run, "epoch": epoch, "size": size, **driver.identity()})
 
 
 def _within_cap(offset: int, data: bytes) -> tuple[bytes, bool]:
@@ -95,7 +110,8 @@ def read_log(
 
     Raises NotFound for a run, or attempt, that is not there for this tenant.
     """
-    state = one(sql.READ_LOG_STATE, {"run": run, "attempt": attempt, "tenant_id": tenant_id})
+    late = conf().late_log_seconds
+    state = one(sql.READ_LOG_STATE, {"run": run, "attempt": attempt, "tenant_id": tenant_id, "late": late})
     if state is None:
         raise NotFound(f"There is no run {run}.")
     if state["number"] is None and attempt is not None:
@@ -108,8 +124,26 @@ def read_log(
         size=state["size"],
         state=state["state"],
         truncated=state["truncated"],
-        attempt_ended=state["released"] or state["state"] in TERMINAL,
+        attempt_ended=(state["released"] or state["state"] in TERMINAL) and not state["more_may_come"],
+        missing=state["missing"],
+        more_may_come=state["more_may_come"],
     )
+
+
+def stored_digest(run: int, attempt: int) -> tuple[int, bytes] | None:
+    """Size and SHA-256 of an attempt's log, for who reads the same output again. None: it was cut, no more is kept.
+
+    Read in pieces, while nobody appends: its former driver is dead, and its new one is the caller.
+    """
+    seen, size = hashlib.sha256(), 0
+    while True:
+        piece = read_log(run, attempt=attempt, offset=size)
+        if piece.truncated:
+            return None
+        if not piece.data:
+            return size, seen.digest()
+        seen.update(piece.data)
+        size += len(piece.data)
 
 
 def _read_bytes(run: int, attempt: int, offset: int, limit: int) -> bytes:

@@ -14,7 +14,8 @@ DAY_SECONDS = 86_400
 
 def delete_expired() -> Progress:
     """Delete in short statements, a bounded number of them; the next call goes on. Returns the rows deleted."""
-    return Progress({"log_chunks": _old_logs(), "claims": _old_claims()})
+    ends = execute(sql.DELETE_ORPHANED_LOG_ENDS, {"limit": BATCH})
+    return Progress({"log_chunks": _old_logs(), "log_ends": ends, "claims": _old_claims()})
 
 
 def _old_logs() -> int:

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django_q.models import Failure, OrmQ, Schedule, Success, Task
 
-from admission.models import ApiToken, Batch, Counter, Permit, Run, Tenant
+from admission.models import ApiToken, Batch, Counter, Permit, PhysicalReport, Run, Tenant
 from admission.services.permits import claim_permit
 from admission.services.tenants import issue_token
 from controlplane.core.audit import record
@@ -34,6 +34,7 @@ OURS = (
     Run,
     Counter,
     Permit,
+    PhysicalReport,
     Replica,
     RecoveryClaim,
     RecoveryAction,

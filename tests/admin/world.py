@@ -12,7 +12,9 @@ from uuid import uuid4
 from admission.drivers import Driver
 from admission.engine import Admitted, Envelope, admit
 from admission.models import Tenant
+from admission.physical.entitlement import Entitlement
 from admission.services.permits import claim_permit
+from admission.services.physical import PassReport, report_pass
 from admission.services.quotas import set_quota
 from admission.services.runs import Settlement, cancel_runs, requeue_runs, settle_runs, start_runs
 from admission.services.submitting import Submission, submit_runs
@@ -157,6 +159,7 @@ def build(runs: int = 60) -> dict[str, Any]:
     set_quota(borealis, 4, actor=ANNA, reason="half the fleet is in maintenance")
     claim_permit("ext:warehouse-7", tenant_id=cargo.pk, weight=2, holder_name="warehouse")
     pause_tenant(delta, actor=ANNA, reason="invoice overdue")
+    report_pass(Entitlement("harbour", 6, 1, hosted=True), PassReport("replica-north", "north", running=2))
     lead("replica-north")
     others(north)
     drain_replica(south, actor=ANNA, reason="kernel update")

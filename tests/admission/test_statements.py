@@ -15,6 +15,7 @@ from admission.sql import (
     ending,
     metrics,
     permits,
+    physical,
     probes,
     quotas,
     readings,
@@ -124,6 +125,7 @@ def parameters() -> dict[str, Any]:
         "offset": 0,
         "limit": 500,
         "counts": [5] * len(sample["tenants"]),
+        "attempts": [1] * len(sample["runs"]),
         "labels": "{}",
         "backends": ["docker"],
         "known_backends": ["docker", "process"],
@@ -141,6 +143,9 @@ def parameters() -> dict[str, Any]:
         "incarnation": None,
         "driver_name": "d",
         "start_deadline_seconds": 60,
+        "start_seconds": 60,
+        "pull_seconds": 900,
+        "seconds": 300,
         "lease_seconds": 120,
         "lapse_seconds": 1800,
         "deadline_grace_seconds": 30,
@@ -174,6 +179,14 @@ def parameters() -> dict[str, Any]:
         "age": 10,
         "slots": 1,
         "run": sample["queued"][-1],
+        "instance": "0" * 64,
+        "generation": 0,
+        "process": "p",
+        "most": 10,
+        "by": "a",
+        "error": "",
+        **dict.fromkeys(("running", "created", "other", "without_token", "without_container"), 0),
+        **dict.fromkeys(("took_seconds", "reconcile_seen"), 0),
         "rank_at": "2100-01-01T00:00:00Z",
     }
 
@@ -251,6 +264,19 @@ def test_every_module_of_statements_is_looked_at() -> None:
     names = {name.partition(".")[0] for name in ledger.all_statements()}
     expected = {
         m.__name__.rpartition(".")[2]
-        for m in (admitting, driving, ending, metrics, permits, probes, quotas, readings, submitting, sweeping, why)
+        for m in (
+            admitting,
+            driving,
+            ending,
+            metrics,
+            permits,
+            physical,
+            probes,
+            quotas,
+            readings,
+            submitting,
+            sweeping,
+            why,
+        )
     }
     assert names == expected

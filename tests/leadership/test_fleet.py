@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from django_q.models import OrmQ
 from leadership import selectors
 from leadership.models import Fire
 from tests.leadership.pooler import logins, pgbouncer
-from tests.leadership.world import World, beliefs, counted, missed, overlaps, until
+from tests.leadership.world import World, beliefs, counted, overlaps, until
 
 SECONDS = 8.0
 
@@ -43,13 +45,20 @@ def test_three_replicas_and_three_clusters_run_each_sweep_once_a_period_and_the_
     due = [row[0] for row in counted(world.url)][started:]
     assert len(due) >= SECONDS / 0.5 - 3
     assert len(set(due)) == len(due), "a due time was executed twice"
-    assert missed(due, 0.5) == []
+    assert _left_out(due, 0.5) == []
     fires = Fire.objects.filter(loop="naive", state="done", fire_at__gte=due[0]).count()
     naive = [row for row in counted(world.url, "naive") if row[0] >= due[0]]
     assert fires >= SECONDS / 0.5 - 3
     assert len(naive) < 0.7 * fires, "the red variant: most of its tasks land where nobody leads"
     assert Fire.objects.filter(state="failed").count() == 0
     assert overlaps(beliefs(world.lines())) == []
+
+
+def _left_out(due: Sequence[datetime], period: float) -> list[datetime]:
+    """Due times that did not run although nothing was under way then: a slow fire is waited for, on a busy machine."""
+    ended = dict(Fire.objects.filter(loop="count").values_list("fire_at", "finished_at"))
+    step = timedelta(seconds=period)
+    return [a + step for a, b in pairwise(sorted(due)) if b - a > 1.5 * step and (ended[a] or b) < a + step]
 
 
 def _clusters(world: World) -> int:

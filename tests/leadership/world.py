@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +181,3 @@ def counted(url: str, loop: str = "count") -> list[Any]:
     with psycopg.connect(url) as connection:
         query = "SELECT fire_at, term, at FROM counted WHERE loop = %s ORDER BY at"
         return connection.execute(query, (loop,)).fetchall()
-
-
-def missed(due: Sequence[Any], seconds: float) -> list[float]:
-    """Gaps between consecutive due times that are longer than the period, in seconds."""
-    times = sorted(d.timestamp() for d in due)
-    steps = [b - a for a, b in pairwise(times)]
-    return [s for s in steps if s > seconds * 1.5]

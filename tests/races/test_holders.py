@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from admission.models import Attempt, Permit, Run
 from admission.services.reaping import reap_outside_permits, reap_run_permits
+from controlplane.core.sql import execute, one
 from controlplane.embedded.postgres import ROLE_SETTINGS
 from tests import ledger
+from tests.runners.conftest import make_runner
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -191,10 +193,22 @@ def test_a_driver_stopped_inside_an_admission_holds_the_fleet_up_for_the_time_ou
     stopped_inside_an_admission_holds_others_up(holder, IDLE_SECONDS)
 
 
+@pytest.mark.rule("A12", "A13")
+@pytest.mark.parametrize(("own", "bounds"), [("0", "10s"), ("2s", "2s"), ("1min", "1min")])
+@pytest.mark.parametrize("kind", ["replica", "runner"])
+def test_an_admission_brings_a_time_out_where_the_role_has_none(kind: str, own: str, bounds: str) -> None:
+    driver = make_runner().driver if kind == "runner" else ledger.make_driver()
+    with transaction.atomic():
+        execute("SELECT set_config('idle_in_transaction_session_timeout', %(own)s, true)", {"own": own})
+        assert driver.lock()
+        assert one("SELECT current_setting('idle_in_transaction_session_timeout') AS now") == {"now": bounds}
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("time_outs", [ROLE_SETTINGS, dict.fromkeys(ROLE_SETTINGS, "0")], ids=["as delivered", "none"])
 @pytest.mark.rule("A12", "A13", "G8")
-def test_with_the_time_outs_as_delivered_a_stopped_driver_holds_the_fleet_up_for_ten_seconds_at_most(
-    holder: Start, set_time_outs: Callable[..., None]
+def test_a_stopped_driver_holds_the_fleet_up_for_ten_seconds_at_most_also_where_the_role_has_no_time_outs(
+    holder: Start, set_time_outs: Callable[..., None], time_outs: dict[str, str]
 ) -> None:
-    set_time_outs(**ROLE_SETTINGS)
+    set_time_outs(**time_outs)
     stopped_inside_an_admission_holds_others_up(holder, 10)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -24,20 +25,23 @@ from admission.services.runs import (
     settle_runs,
 )
 from controlplane.core.audit import SYSTEM
-from controlplane.core.identity import boot_id, machine_id
+from controlplane.core.identity import boot_id, current_process, machine_id
 from recovery.models import Replica
 from recovery.replica.adoption import Legacy
+from recovery.replica.executor import LABEL_DRIVER
 from recovery.replica.holds import HoldKeeper
 from recovery.services.adopting import claim_orphans
 from recovery.services.deaths import declare_and_claim
-from recovery.services.orphans import Dead, Orphan
+from recovery.services.orphans import Dead, LeftoversRemain, Orphan
 from recovery.services.replicas import drain_replica, replica_driver
+from runners.agent.driver import LABEL_ATTEMPT, LABEL_RUN
 from runners.agent.driver import Driver as AgentDriver
 from runners.agent.executors.docker import DockerExecutor
 from runners.agent.executors.process import ProcessExecutor
 from runners.database_control import DatabaseControl
 from runners.services.logs import HoldSuperseded, OffsetMismatch, append_log, read_log
 from tests import ledger
+from tests.runners.agent.proxy import DockerProxy
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.rule("R10")]
 
@@ -230,16 +234,81 @@ def test_an_adoption_of_which_nothing_is_left_is_given_back(case: Case) -> None:
         connections.close_all()
 
 
-@pytest.mark.rule("A16")
-def test_under_strict_fencing_nothing_is_adopted_for_the_watchdog_removes_all_at_once(
-    case: Case, settings: Any, local_image: str
-) -> None:
+@pytest.fixture
+def executor(local_image: str) -> Iterator[DockerExecutor]:
+    made = DockerExecutor(image_aliases={"python:3-slim": local_image})
+    yield made
+    made.adapter.close()
+
+
+@pytest.fixture
+def left_running(case: Case, executor: DockerExecutor, local_image: str) -> Iterator[str]:
+    """The dead replica was on this machine, and its container runs on."""
     gone = {"machine": machine_id(), "boot_id": boot_id(), "pid": 2**22 - 1, "pid_start": 1, "executor": "docker"}
     Replica.objects.filter(pk=case.row.pk).update(**gone)
     case.row.refresh_from_db()
+    labels = {LABEL_DRIVER: str(case.row.incarnation), LABEL_RUN: str(case.run), LABEL_ATTEMPT: "1"}
+    name = f"wharfinger-left-{case.row.incarnation.hex[:12]}"
+    asked = {"Image": local_image, "Cmd": ["sleep", "600"], "Labels": labels, "HostConfig": {"NetworkMode": "none"}}
+    container = executor.adapter.create(name, asked)
+    try:
+        executor.adapter.start(container)
+        yield container
+    finally:
+        executor.sweep(labels)
+
+
+@pytest.mark.rule("A16")
+@pytest.mark.parametrize(("fence", "adopts"), [("off", True), ("strict", False)])
+def test_under_strict_fencing_nothing_is_adopted_for_the_watchdog_removes_all_at_once(
+    case: Case, executor: DockerExecutor, left_running: str, settings: Any, fence: str, *, adopts: bool
+) -> None:
+    settings.CONTROLPLANE = {**settings.CONTROLPLANE, "fence": fence}
     case.declare()
-    executor = DockerExecutor(image_aliases={"python:3-slim": local_image})
+    found = Legacy(executor, case.new).adopt(case.dead(), [case.orphan()])
+    assert [(key.run, finding.outcome) for key, finding in found.items()] == [(case.run, "adopted")] * adopts
+
+
+@pytest.mark.rule("P8", "R9")
+def test_the_sweep_of_a_dead_replica_spares_what_was_adopted_and_removes_the_rest(
+    case: Case, executor: DockerExecutor, left_running: str
+) -> None:
+    case.declare()
     legacy = Legacy(executor, case.new)
-    settings.CONTROLPLANE = {**settings.CONTROLPLANE, "fence": "strict"}
+    legacy.adopt(case.dead(), [case.orphan()])
+    for late in (legacy, Legacy(executor, replica_driver(ledger.make_replica()))):
+        late.sweep(case.dead())
+        assert not executor.adapter.is_gone(left_running), "it goes on under another"
+    settle_runs(case.new, [succeeded((case.run, case.held[1] + 1))])
+    legacy.sweep(case.dead())
+    assert executor.adapter.is_gone(left_running)
+
+
+@pytest.mark.rule("R12", "G7")
+def test_of_a_replica_whose_process_lives_nothing_is_adopted_or_removed(
+    case: Case, executor: DockerExecutor, left_running: str
+) -> None:
+    me = current_process()
+    Replica.objects.filter(pk=case.row.pk).update(boot_id=me.boot_id, pid=me.pid, pid_start=me.pid_start)
+    case.row.refresh_from_db()
+    case.declare()
+    legacy = Legacy(executor, case.new)
     assert legacy.adopt(case.dead(), [case.orphan()]) == {}
-    executor.adapter.close()
+    legacy.sweep(case.dead())
+    assert not executor.adapter.is_gone(left_running)
+
+
+@pytest.mark.rule("G7", "R9")
+def test_a_daemon_that_does_not_answer_leaves_it_undecided(
+    case: Case, left_running: str, local_image: str, tmp_path: Path
+) -> None:
+    case.declare()
+    with DockerProxy(tmp_path / "docker.sock") as proxy:
+        executor = DockerExecutor(proxy.adapter)
+        proxy.cut = b"/containers/json"
+        legacy = Legacy(executor, case.new)
+        [finding] = legacy.adopt(case.dead(), [case.orphan()]).values()
+        assert finding.outcome == "deferred"
+        with pytest.raises(LeftoversRemain):
+            legacy.sweep(case.dead())
+    assert ledger.run(case.run).driver_id == case.old.id

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from runners.agent.assignment import Assignment
+    from runners.agent.executors.slots import SlotKeeper
 
 LogSink = Callable[[bytes], None]
 """Takes output bytes in order, from one thread at a time; never blocks for long, never raises."""
+
+Progress = Callable[[str], None]
+"""Hears what a long preparation is doing; called again and again while it goes on."""
 
 MayStart = Callable[[], None]
 """The last question before anything is executed; raises `ExecutorError` to forbid it."""
@@ -27,7 +31,7 @@ class Exit:
     code: int | None
     reason: str = ""
     """'' = by itself; else 'oom', 'timeout', 'cancelled', 'image_unavailable', 'executor_error', 'lost', 'fenced',
-    'adopted' (it goes on, under another driver)."""
+    'no_slot', 'adopted' (it goes on, under another driver)."""
     detail: str = ""
 
 
@@ -82,10 +86,19 @@ class Executor(Protocol):
     """Makes executions. One object per process, used by many threads."""
 
     name: str
+    slots: SlotKeeper
+    """Who is asked for a place before an execution is made."""
 
     @property
     def endpoint(self) -> str:
         """Where else its executions can be reached: the daemon's address; '' when there is none."""
+
+    def prepared(self, assignment: Assignment) -> bool:
+        """Whether nothing stands before its start, as far as is known without asking anybody."""
+
+    def prepare(self, assignment: Assignment, progress: Progress) -> None:
+        """Get what takes long, such as the image. Before the start is asked for, so that the run's time does not pass
+        meanwhile; makes nothing of the run itself. Raises `ExecutorError`."""
 
     def start(
         self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str], may_start: MayStart = always

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from admission.spec import MIB
@@ -39,12 +40,16 @@ def container_name(assignment: Assignment, labels: Mapping[str, str]) -> str:
 
 
 def all_labels(assignment: Assignment, labels: Mapping[str, str]) -> dict[str, str]:
-    """The caller's labels and those that name the hold; the token is the name unless the caller has its own."""
+    """The caller's labels and those that name the hold.
+
+    The token is this create's alone unless the caller has one: what is looked for and removed by it must never be
+    another's.
+    """
     own = {
         LABEL_RUN: str(assignment.run),
         LABEL_ATTEMPT: str(assignment.attempt),
         LABEL_EPOCH: str(assignment.epoch),
-        LABEL_TOKEN: container_name(assignment, labels),
+        LABEL_TOKEN: secrets.token_hex(16),
     }
     return {**own, **labels}
 

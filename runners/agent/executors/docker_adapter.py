@@ -271,6 +271,22 @@ class DockerAdapter:
         """Full id -> name, of the same."""
         return {listed.id: listed.name for listed in self.list_containers(labels)}
 
+    def put_volume(self, name: str, labels: Mapping[str, str]) -> dict[str, str]:
+        """Make a volume if none of that name is there; returns the labels of the one that is. The first wins."""
+        client = self._client()
+        with _told_apart(f"recording {name}"):
+            client.create_volume(name, labels=dict(labels))
+            # Read apart: to a create of what is there, an engine that was restarted since answers without labels.
+            there: Json = client.inspect_volume(name)
+        return dict(there.get("Labels") or {})
+
+    def volumes(self, labels: Mapping[str, str]) -> list[dict[str, str]]:
+        """The labels of each volume that has all these."""
+        client = self._client()
+        with _told_apart("listing records"):
+            answer: Json = client.volumes(filters={"label": [f"{key}={value}" for key, value in labels.items()]})
+        return [dict(found.get("Labels") or {}) for found in answer.get("Volumes") or ()]
+
 
 def split_image(image: str) -> tuple[str, str | None]:
     """`host:5000/name:tag` -> repository and tag; without a tag `latest`, so that not all tags are fetched."""

@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
@@ -22,17 +21,17 @@ from runners.agent.executors.base import ExecutorError, Exit, LogSink, Made, Not
 from runners.agent.executors.docker_adapter import Attached, DaemonSilent, DockerAdapter, Listed, NotFound
 from runners.agent.executors.docker_execution import NEVER_STARTED, READ_BYTES, DockerExecution
 from runners.agent.executors.docker_sweep import remove_confirmed
+from runners.agent.executors.slots import NO_PLACE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from runners.agent.assignment import Assignment
     from runners.agent.executors.frames import Frames
+    from runners.agent.executors.slots import SlotKeeper
 
 log = logging.getLogger(__name__)
 
-BeforeAdopt = Callable[[str, str], None]
-"""Called with the token and the full container id before its state is read; an `ExecutorError` forbids to adopt."""
 RETRY_SECONDS = 1.0
 _ADOPTABLE = {"running", "paused", "exited"}
 
@@ -51,7 +50,7 @@ def adopt(
     assignment: Assignment,
     sink: LogSink,
     labels: Mapping[str, str],
-    before_adopt: BeforeAdopt | None,
+    slots: SlotKeeper,
 ) -> AdoptedExecution:
     """An execution of the one container of this attempt that its maker left.
 
@@ -65,7 +64,7 @@ def adopt(
     if not found:
         raise NotAdoptable(f"no container of attempt {assignment.attempt} of run {assignment.run} is there any more")
     execution = AdoptedExecution(adapter, assignment, sink, found)
-    execution.take_over(before_adopt)
+    execution.take_over(slots)
     return execution
 
 
@@ -84,7 +83,8 @@ class AdoptedExecution(DockerExecution):
 
     def __init__(self, adapter: DockerAdapter, assignment: Assignment, sink: LogSink, found: list[Listed]) -> None:
         first = found[0]
-        super().__init__(adapter, assignment, sink, first.name, first.labels[config.LABEL_TOKEN])
+        # Until its place is taken over nobody's: refused, it is only removed, and the ledger's pass frees its token.
+        super().__init__(adapter, assignment, sink, first.name, first.labels[config.LABEL_TOKEN], NO_PLACE)
         self.container = first.id
         self.files = scratch.base_directory() / first.name
         self._labels = first.labels
@@ -92,7 +92,7 @@ class AdoptedExecution(DockerExecution):
         self._exited = False
         self._overran = False
 
-    def take_over(self, before_adopt: BeforeAdopt | None) -> None:
+    def take_over(self, slots: SlotKeeper) -> None:
         """The place first, then the look: what is read of a container that is not ours yet may be old at once.
 
         What turns out not to be adoptable becomes the exit 'lost': a container is there to be removed.
@@ -100,8 +100,8 @@ class AdoptedExecution(DockerExecution):
         try:
             if self._others:
                 raise NotAdoptable("several containers bear the labels of one attempt")
-            if before_adopt is not None:
-                before_adopt(self._token, self._id())
+            self._place = slots.adopt(self._token, self._id())
+            self._place.guard(self._lose)
             self._follow(self._state_known())
         except NotFound as error:
             self._ended = Exit(None, "lost", f"it was removed before it could be adopted: {error}")

@@ -66,6 +66,10 @@ class StubControl:
         self._called("heartbeat", len(keys))
         return self._judge(keys)
 
+    def pulling(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
+        self._called("pulling", len(keys))
+        return self._judge(keys)
+
     def _judge(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         return {key: self.verdicts.get(key, Verdict.OK) for key in keys if key in self.open}
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from runners.agent.clock import now
-from runners.agent.executors.base import Execution, ExecutorError, Exit, NotAdoptable
+from runners.agent.executors.base import Execution, Exit, NotAdoptable
 from runners.agent.executors.docker import DockerExecutor
+from runners.agent.executors.slots import Place, PlaceLost, Unrestricted
 from tests.runners.agent.conftest import LABELS, assignment, eventually
 from tests.runners.agent.proxy import DockerProxy
 
@@ -109,6 +111,21 @@ def test_what_has_ended_is_collected_but_a_kill_that_nobody_saw_says_nothing_abo
     assert end.code == (137 if reason else 5)
 
 
+@pytest.mark.rule("A28")
+def test_what_ended_after_its_time_has_overrun_it_however_late_it_is_looked_at(
+    dead: Dead, docker_executor: DockerExecutor, local_image: str
+) -> None:
+    """And what ended within it has not."""
+    given = dead.starts(["sh", "-c", "sleep 1; echo done"], image=local_image)
+    eventually(lambda: dead.state() == "exited", seconds=20)
+    short = replace(given, spec=given.spec.model_copy(update={"timeout_seconds": 0.5}))
+    output = bytearray()
+    kept = docker_executor.adopt(short, output.extend, dead.labels).wait(now())
+    assert (kept.code, kept.reason, bytes(output)) == (0, "timeout", b"done\n")
+    end = finish(docker_executor.adopt(given, lambda data: None, dead.labels), seconds=0)
+    assert (end.code, end.reason) == (0, "")
+
+
 @pytest.mark.rule("P7")
 def test_what_was_never_started_is_not_started_but_removed(
     dead: Dead, docker_executor: DockerExecutor, adapter: DockerAdapter, local_image: str
@@ -131,14 +148,15 @@ def test_the_place_comes_first_and_who_does_not_get_it_adopts_nothing(
     given = dead.starts(["sleep", "60"], image=local_image)
     asked: list[tuple[str, str]] = []
 
-    def refuse(token: str, container: str) -> None:
-        asked.append((token, container))
-        raise ExecutorError("it has expired")
+    class Refusing(Unrestricted):
+        def adopt(self, token: str, container: str) -> Place:
+            asked.append((token, container))
+            raise PlaceLost("it has expired")
 
-    end = finish(DockerExecutor(adapter, before_adopt=refuse).adopt(given, lambda data: None, dead.labels))
+    end = finish(DockerExecutor(adapter, slots=Refusing()).adopt(given, lambda data: None, dead.labels))
     assert (end.reason, end.detail) == ("lost", "not adoptable: it has expired")
     [(token, container)] = asked
-    assert token.startswith("wharfinger-1-1-1-")
+    assert len(token) == 32
     assert adapter.is_gone(container)
 
 

@@ -21,6 +21,7 @@ from runners.agent.executors.base import (
     NotAdoptable,
     always,
 )
+from runners.agent.executors.slots import UNRESTRICTED, SlotKeeper
 from tests.runners.agent.conftest import assignment, eventually
 from tests.runners.agent.stub import StubControl
 
@@ -69,13 +70,25 @@ class StubExecution:
 class StubExecutor:
     name = "stub"
 
-    def __init__(self) -> None:
+    def __init__(self, slots: SlotKeeper = UNRESTRICTED) -> None:
+        self.slots = slots
         self.made: dict[int, StubExecution] = {}
         self.errors: dict[int, Exception] = {}
         self.slow: dict[int, threading.Event] = {}
         self.swept: list[Mapping[str, str]] = []
         self.adopted: list[Mapping[str, str]] = []
         self.at_once = False
+        self.pulls: dict[int, threading.Event] = {}
+        self.unpullable: dict[int, Exception] = {}
+
+    def prepared(self, given: Assignment) -> bool:
+        return given.run not in self.pulls and given.run not in self.unpullable
+
+    def prepare(self, given: Assignment, progress: Any) -> None:
+        if given.run in self.unpullable:
+            raise self.unpullable[given.run]
+        while not self.pulls[given.run].wait(0.05):
+            progress("Downloading")
 
     def start(
         self, given: Assignment, sink: LogSink, labels: Mapping[str, str], may_start: MayStart = always
