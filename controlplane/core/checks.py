@@ -75,6 +75,15 @@ def _ranges(c: ControlPlaneSettings) -> list[Relation]:
             min(c.start_deadline_seconds, c.sweep_interval_seconds, c.claim_replay_seconds, c.log_cap_bytes) > 0,
             "deadlines, intervals and caps must be above 0",
         ),
+        (
+            "E031",
+            0 < c.runner_poll_seconds <= min(60.0, c.runner_lease_seconds / 2) and c.web_threads >= 1,
+            (
+                "CONTROLPLANE_RUNNER_POLL_SECONDS must be above 0, at most 60 and at most half of "
+                "CONTROLPLANE_RUNNER_LEASE_SECONDS: a runner that waits must be heard of within its lease; "
+                "CONTROLPLANE_WEB_THREADS must be at least 1"
+            ),
+        ),
         ("E030", c.probe_seconds > 0, "CONTROLPLANE_PROBE_SECONDS must be above 0"),
         *_leadership_relations(c),
     ]

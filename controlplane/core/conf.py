@@ -50,6 +50,8 @@ class ControlPlaneSettings:
     unstarted_limit: int = _doc(5, "Unstarted admissions in a row that burn one attempt.")
     runner_lease_seconds: float = _doc(120.0, "A silent runner's runs may be taken after this.")
     runner_heartbeat_seconds: float = _doc(30.0, "Heartbeat interval told to runners.")
+    runner_poll_seconds: float = _doc(60.0, "A claim that waits is held for this long at most.")
+    web_threads: int = _doc(8, "Requests that one web process serves at once; claims that wait are not counted.")
     claim_replay_seconds: float = _doc(600.0, "How long a claim's answer can be asked for again.")
     drain_seconds: float = _doc(30.0, "How long a clean stop waits for running work.")
     leader_lease_seconds: float = _doc(30.0, "A leader that does not renew for this long may be replaced.")

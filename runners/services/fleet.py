@@ -7,7 +7,7 @@ once one of them has answered, nothing more is offered to that runner (rule Q11)
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,14 @@ from controlplane.core.audit import Actor, record
 from controlplane.core.conf import conf
 from controlplane.core.errors import Conflict, NotFound
 from controlplane.core.fencing import is_strict, runner_fence_seconds
-from controlplane.core.sql import Row, execute, one
+from controlplane.core.sql import Row, execute, one, rows
 from controlplane.core.tokens import token_hash
+from controlplane.core.wakeups import announce
 from runners import sql
 from runners.models import Runner
 
 CONTACT_RESOLUTION_SECONDS = 5.0
+_RESOLUTION = {"resolution": CONTACT_RESOLUTION_SECONDS}
 
 REVOKED = Cause("runner_revoked", TAKE_AWAY_CAUSES["own"])
 
@@ -56,11 +58,19 @@ class RunnerIdentity:
 
 def find_runner(token: str) -> RunnerIdentity | None:
     """Whose token this is; None for an unknown or revoked one. Notes the contact now and then."""
-    row = one(sql.FIND_RUNNER, {"hash": token_hash(token), "resolution": CONTACT_RESOLUTION_SECONDS})
-    if row is None:
-        return None
-    if row["quiet"]:
-        execute(sql.NOTE_CONTACT, {"runner": row["id"], "resolution": CONTACT_RESOLUTION_SECONDS})
+    hashed = token_hash(token)
+    return find_runners([hashed]).get(hashed)
+
+
+def find_runners(hashes: Sequence[bytes]) -> dict[bytes, RunnerIdentity]:
+    """Whose tokens these are, by their hashes; unknown and revoked ones are missing. Notes the contacts."""
+    found = rows(sql.FIND_RUNNERS, {"hashes": list(hashes)} | _RESOLUTION)
+    if quiet := [row["id"] for row in found if row["quiet"]]:
+        execute(sql.NOTE_CONTACTS, {"runners": quiet} | _RESOLUTION)
+    return {bytes(row["hash"]): _identity(row) for row in found}
+
+
+def _identity(row: Row) -> RunnerIdentity:
     return RunnerIdentity(
         id=row["id"],
         name=row["name"],
@@ -124,6 +134,7 @@ def resume_runner(runner: int, *, actor: Actor, reason: str = "") -> bool:
             return False
         Runner.objects.filter(pk=runner).update(paused_at=None, pause_note="", draining_at=None)
         record("resume", "runner", runner, actor=actor, reason=reason)
+        announce()
     return True
 
 
@@ -142,6 +153,7 @@ def revoke_runner(runner: int, *, actor: Actor, reason: str) -> int | None:
         holds = [] if is_strict() else [(held["id"], held["epoch"]) for held in read_holds(driver)]
         taken = take_away(holds, REVOKED, detail=f"{actor.name}: {reason}", driver=driver)
         record("revoke", "runner", runner, actor=actor, reason=reason, after={"runs_taken": len(taken)})
+        announce()
     return len(taken)
 
 
@@ -154,6 +166,7 @@ def _set(runner: int, verb: str, column: str, values: dict[str, Any], *, actor: 
             return False
         Runner.objects.filter(pk=runner).update(**values)
         record(verb, "runner", runner, actor=actor, reason=reason)
+        announce()
     return True
 
 
