@@ -1,9 +1,9 @@
 """The web server's entry point under granian's own interface: claims wait on the event loop, all else is WSGI.
 
-A thousand runners that wait must not hold a thread or a database connection each. This one path is served by the
-loop (`runners.polling`), and every other request by the WSGI application on a pool of threads, which answers directly:
-seen beside plain WSGI in docs/benchmarks.md. Under another server `controlplane.wsgi` serves the same paths, and claims
-are answered at once there.
+A thousand runners that wait must not hold a thread or a database connection each. This one path is served by the loop
+(`runners.polling`), every other request by the WSGI application on a pool of threads, which answers directly: beside
+plain WSGI in docs/benchmarks.md. Under another server `controlplane.wsgi` serves the same paths, and claims are
+answered at once there.
 """
 
 from __future__ import annotations

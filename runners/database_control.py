@@ -51,6 +51,16 @@ class DatabaseControl:
             return []
         return [Assignment(a.run, a.epoch, a.attempt, a.tenant, a.spec) for a in admitted]
 
+    def pause(self) -> float | None:
+        """The driver's own interval; what is announced wakes it earlier."""
+        return None
+
+    def may_wait(self) -> None:
+        """Claims are never held here."""
+
+    def stop_waiting(self) -> None:
+        """Claims are never held here."""
+
     def start(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         """Accept the start of these holds."""
         return _verdicts(_call(lambda: runs.start_runs(self.driver, _holds(keys))))

@@ -18,6 +18,7 @@ from django.db import DatabaseError, connection
 
 from controlplane.core.conf import conf
 from controlplane.core.identity import current_process
+from controlplane.core.wakeups import Listener
 from recovery.replica.envelope import MachineEnvelope
 from recovery.replica.executor import LABEL_DRIVER, make_executor, make_sweep
 from recovery.replica.fence import make_replica_fence
@@ -73,6 +74,8 @@ class ReplicaProcess:
         self._keeper = HoldKeeper(control, self._driver)
         self._leading = Leading(str(self._replica.incarnation), self._name)
         self._loops = self._make_loops()
+        # What is announced is claimed at once instead of at the next poll.
+        self._listener = Listener(self._driver.wake)
 
     def _make_loops(self) -> list[Ticking]:
         return [
@@ -95,6 +98,7 @@ class ReplicaProcess:
         self._leading.start()
         self._envelope.sample()
         self._driver.start()
+        self._listener.start()
         # This thread now only waits. Kept open, its connection would be dead after a restart of the database, and the
         # goodbye would fail: no lease handed back, and a peer waiting for this replica's silence.
         connection.close()
@@ -133,6 +137,7 @@ class ReplicaProcess:
     def _goodbye(self) -> int:
         log.info("replica.draining", extra={"replica": self._name})
         self._leading.stop()
+        self._listener.stop()
         deadline = time.monotonic() + conf().drain_seconds
         drained = False
         while not drained and not self._now.is_set() and time.monotonic() < deadline:
@@ -154,6 +159,7 @@ class ReplicaProcess:
     def _abandon(self) -> int:
         """Declared dead: write nothing under this incarnation, stop what has moved on, come back as another."""
         self._leading.stop()
+        self._listener.stop()
         self._keeper.abandon()
         gone = self._driver.drain(SETTLED_SECONDS)
         for loop in self._loops:

@@ -70,6 +70,11 @@ class _Poll:
         self.claiming = False
         self.began = time.monotonic()
 
+    @property
+    def key(self) -> tuple[bytes, str]:
+        """What names the claim."""
+        return self.asked.hash, self.asked.request_id
+
     def end(self, claimed: list[Claimed] | None, runner: RunnerIdentity) -> None:
         """Answer it, unless it has gone."""
         if not self.future.done():
@@ -94,6 +99,8 @@ class Desk:
         self._heard = False
         self._closing = False
         self._spoken_for: set[int] = set()
+        self._claiming: dict[tuple[bytes, str], list[_Poll]] = {}
+        """Claims under way, and the polls that ask for the same again: they take up its answer."""
         self._futile: dict[int, tuple[float, float]] = {}
         self._watched_at = self._replayed_at = float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -183,7 +190,7 @@ class Desk:
         took = 0.0
         while not self._closing:
             await self._until_due(took)
-            if self._closing or not self._open:
+            if not self._open:
                 continue
             began = time.monotonic()
             arrived, question = self._compose(began)
@@ -268,7 +275,9 @@ class Desk:
         if runner.cancels or runner.draining:
             # It must hear of that now; but runs that fit, and an answer that waits, go before it.
             poll.patient = False
-        if not poll.future.done():
+        if poll.key in self._claiming:
+            self._claiming[poll.key].append(poll)
+        elif not poll.future.done():
             self._parked[poll] = None
 
     def _wake(self, seen: Seen) -> None:
@@ -285,6 +294,7 @@ class Desk:
         self._parked.pop(poll, None)
         poll.claiming = True
         self._spoken_for.update(runs)
+        self._claiming.setdefault(poll.key, [])
         self._begin(self._claim(poll, runs, slots))
 
     async def _claim(self, poll: _Poll, runs: list[int], slots: int) -> None:
@@ -303,6 +313,9 @@ class Desk:
         finally:
             poll.claiming = False
             self._spoken_for.difference_update(runs)
+            for again in self._claiming.pop(poll.key, []):
+                if not again.future.done():
+                    self._start_claim(again, [], 0)
         if claimed is not None:
             poll.end(claimed, runner)
             return

@@ -273,7 +273,7 @@ def test_without_listen_and_at_a_stop(database_url: str, tenant: Any) -> None:
         assert time.monotonic() - began < SOON
 
 
-# -- what is announced, and who is woken --------------------------------------------------------------------------------
+# -- what is announced, and who is woken ------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -95,5 +95,14 @@ class StubControl:
             self.open.discard(key)
             self.given_back[key] = reason
 
+    def pause(self) -> float | None:
+        return None
+
+    def may_wait(self) -> None:
+        pass
+
+    def stop_waiting(self) -> None:
+        pass
+
     def thread_ends(self) -> None:
         """Nothing is held by thread."""
