@@ -29,7 +29,7 @@ def _measure(url: str, parts: list[str], *, quick: bool) -> int:
     from django.core.management import call_command  # noqa: PLC0415
     from django.db import connection  # noqa: PLC0415
 
-    from benchmarks import admissions, claims, picking  # noqa: PLC0415
+    from benchmarks import admissions, claims, idle, picking  # noqa: PLC0415
     from benchmarks.report import table  # noqa: PLC0415
 
     call_command("migrate", verbosity=0)
@@ -43,6 +43,10 @@ def _measure(url: str, parts: list[str], *, quick: bool) -> int:
         rows += picking.measure(url, rounds=3 if quick else 7, runs=50_000 if quick else 1_000_000)
     if "roundtrips" in parts:
         rows += picking.measure_round_trips(url, rounds=6 if quick else 40, queued=20_000 if quick else 200_000)
+    if "idle" in parts:
+        rows += idle.measure(
+            url, runners=200 if quick else 1000, seconds=10 if quick else 65, submits=40 if quick else 300
+        )
     connection.close()
     print(f"{environment}\n\n{table(rows)}")
     return int(any(row.met is False for row in rows))

@@ -59,16 +59,23 @@ class Outcome:
 class _Poll:
     """One open poll. Parked, or being looked at, or being claimed for."""
 
-    __slots__ = ("asked", "began", "claiming", "future", "kept", "patient", "runner")
+    __slots__ = ("asked", "began", "claiming", "future", "kept", "patient", "runner", "wish")
 
     def __init__(self, asked: Asked, kept: float | None, future: asyncio.Future[Outcome]) -> None:
         self.asked = asked
         self.kept = kept
         self.future = future
         self.runner: RunnerIdentity | None = None
+        self.wish: Wish[_Poll] | None = None
         self.patient = True
         self.claiming = False
         self.began = time.monotonic()
+
+    def know(self, runner: RunnerIdentity) -> None:
+        """Who asks; what it could have is worked out once, not at every look."""
+        self.runner = runner
+        slots = self.asked.wants(runner)
+        self.wish = Wish(self, self.asked.profile(runner), slots) if slots else None
 
     @property
     def key(self) -> tuple[bytes, str]:
@@ -103,6 +110,7 @@ class Desk:
         """Claims under way, and the polls that ask for the same again: they take up its answer."""
         self._futile: dict[int, tuple[float, float]] = {}
         self._watched_at = self._replayed_at = float("-inf")
+        self._hurry: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._begin(self._work())
 
@@ -196,14 +204,15 @@ class Desk:
             arrived, question = self._compose(began)
             try:
                 seen = await self._in_thread(look, question)
-            except (DatabaseError, InterfaceError) as error:
-                log.warning("polls.outage", extra={"error": str(error), "polls": self.open_polls})
+                self._apply(arrived, seen)
+            except Exception as error:
+                # Whatever it is, the desk must look again, or every poll would wait in vain.
+                log.exception("polls.look_failed", extra={"polls": self.open_polls})
                 for poll in arrived:
                     poll.fail(error)
                 await asyncio.sleep(OUTAGE_SECONDS)
                 continue
             took = time.monotonic() - began
-            self._apply(arrived, seen)
         self._threads.shutdown(wait=False)
 
     async def _until_due(self, took: float) -> None:
@@ -217,12 +226,12 @@ class Desk:
     def _compose(self, now: float) -> tuple[list[_Poll], Question]:
         heard, self._heard = self._heard, False
         arrived, self._arrived = [poll for poll in self._arrived if not poll.future.done()], []
-        watch = now - self._watched_at >= (HURRIED_WATCH_SECONDS if heard else WATCH_SECONDS)
+        watch = now - self._watched_at >= WATCH_SECONDS
         if watch:
             self._watched_at = now
-        elif heard:
-            # Somebody may have to hear of it before the next look that comes by itself.
-            self._loop.call_later(self._watched_at + HURRIED_WATCH_SECONDS - now, self.hear)
+        if heard and self._hurry is None:
+            # New work first; whom it concerns otherwise is looked up a moment later, for all that was announced till then.
+            self._hurry = self._loop.call_later(HURRIED_WATCH_SECONDS, self._watch_now)
         replay = now - self._replayed_at >= REPLAY_SECONDS
         if replay:
             self._replayed_at = now
@@ -231,16 +240,17 @@ class Desk:
             arrived=[poll.asked for poll in arrived],
             watched={poll.asked.hash: runner.mode for poll, runner in parked} if watch else {},
             claims=[(runner.id, poll.asked.request_id) for poll, runner in parked] if replay else [],
-            wanted=_sum_by_profile([wish for wish, _ in self._wishes()]),
+            wanted=_sum_by_profile(self._wishes()),
         )
         return arrived, question
 
-    def _wishes(self) -> list[tuple[Wish[_Poll], _Poll]]:
-        return [
-            (Wish(poll, poll.asked.profile(poll.runner), slots), poll)
-            for poll in self._parked
-            if poll.runner is not None and (slots := poll.asked.wants(poll.runner))
-        ]
+    def _watch_now(self) -> None:
+        self._hurry = None
+        self._watched_at = float("-inf")
+        self._wanted.set()
+
+    def _wishes(self) -> list[Wish[_Poll]]:
+        return [poll.wish for poll in self._parked if poll.wish is not None]
 
     # -- acting on what was seen ------------------------------------------------------------------------------------
 
@@ -263,10 +273,11 @@ class Desk:
             self._park(poll)
 
     def _receive(self, poll: _Poll, seen: Seen) -> None:
-        runner = poll.runner = seen.runners.get(poll.asked.hash)
+        runner = seen.runners.get(poll.asked.hash)
         if runner is None:
             poll.fail(TokenDead())
             return
+        poll.know(runner)
         try:
             refuse_unfenced(poll.kept)
         except DomainError as error:
@@ -284,8 +295,7 @@ class Desk:
         now = time.monotonic()
         self._futile = {run: entry for run, entry in self._futile.items() if now < entry[0] + FUTILE_SECONDS[1]}
         passed_over = self._spoken_for | {run for run, (until, _) in self._futile.items() if now < until}
-        wishes = [wish for wish, _ in self._wishes()]
-        for poll, runs in share(wishes, seen.suitable, passed_over).items():
+        for poll, runs in share(self._wishes(), seen.suitable, passed_over).items():
             self._start_claim(poll, runs, len(runs))
 
     # -- claiming ---------------------------------------------------------------------------------------------------
@@ -303,7 +313,7 @@ class Desk:
         asked = poll.asked
         envelope = Envelope(slots, asked.memory_mib, asked.cpu)
         try:
-            claimed = await self._in_thread(claim_runs, runner_driver(runner), asked.request_id, envelope)
+            claimed = await self._in_thread(claim_runs, runner_driver(runner), asked.request_id, envelope, bool(runs))
         except (DatabaseError, InterfaceError) as error:
             poll.fail(error)
             return

@@ -29,18 +29,21 @@ class Claimed:
     spec: dict[str, Any]
 
 
-def claim_runs(driver: Driver, request_id: str, envelope: Envelope) -> list[Claimed] | None:
+def claim_runs(driver: Driver, request_id: str, envelope: Envelope, judged: bool = False) -> list[Claimed] | None:
     """Up to `envelope.slots` runs for this driver. None: there is nothing for it now, or it may be given nothing.
 
     The same request id gets the same answer again, without what has moved on since; a repeat that races the first call
-    waits for it. Only a claim that got something is remembered.
+    waits for it. Only a claim that got something is remembered. `judged`: the caller has just seen that something fits
+    and that the claim has no answer yet; then it is tried without looking again.
     """
     for _ in range(WHILE_CONTESTED):
-        answer = read_claim(driver, request_id)
-        if answer is not None:
-            return answer
-        if envelope.slots <= 0 or not _something_waits(driver):
-            return None
+        if not judged:
+            answer = read_claim(driver, request_id)
+            if answer is not None:
+                return answer
+            if envelope.slots <= 0 or not _something_waits(driver):
+                return None
+        judged = False
         try:
             admitted = _claim(driver, request_id, envelope)
         except DriverGone:
