@@ -29,7 +29,7 @@ def _measure(url: str, parts: list[str], *, quick: bool) -> int:
     from django.core.management import call_command  # noqa: PLC0415
     from django.db import connection  # noqa: PLC0415
 
-    from benchmarks import admissions, claims, idle, picking  # noqa: PLC0415
+    from benchmarks import admissions, claims, endtoend, idle, picking  # noqa: PLC0415
     from benchmarks.report import table  # noqa: PLC0415
 
     call_command("migrate", verbosity=0)
@@ -46,6 +46,10 @@ def _measure(url: str, parts: list[str], *, quick: bool) -> int:
     if "idle" in parts:
         rows += idle.measure(
             url, runners=200 if quick else 1000, seconds=10 if quick else 65, submits=40 if quick else 300
+        )
+    if "endtoend" in parts:
+        rows += endtoend.measure(
+            url, rounds=1 if quick else 3, jobs=1000 if quick else 5000, submits=40 if quick else 200
         )
     connection.close()
     print(f"{environment}\n\n{table(rows)}")

@@ -13,18 +13,25 @@ import time
 from typing import Any
 
 
+IDLE_SECONDS = 10
+
+
 class Caller:
     """One kept connection."""
 
     def __init__(self, port: int, token: str) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._used = time.monotonic()
 
     def post(self, path: str, body: Any) -> Any:
         """The decoded answer; null for none."""
+        if time.monotonic() > self._used + IDLE_SECONDS:
+            self._connection.close()  # the server closes what is idle for long; it opens itself again
         self._connection.request("POST", f"/api/v1{path}", json.dumps(body), self._headers)
         answer = self._connection.getresponse()
         data = answer.read()
+        self._used = time.monotonic()
         if answer.status >= 300:
             raise SystemExit(f"{path} answered {answer.status}: {data[:500]!r}")
         return json.loads(data) if data else None

@@ -22,19 +22,10 @@ from tests.runners.conftest import RunnerCaller, make_runner
 from tests.runners.web import OpenPoll, Web, web_server
 
 SOON = 5.0
-START_DEADLINE = 3.0
 HELD = 1.2
 """Longer than two looks of the desk."""
 
 Poll = Callable[..., OpenPoll]
-
-
-@pytest.fixture(scope="module")
-def web(django_db_setup: None, django_db_blocker: Any) -> Iterator[Web]:
-    with django_db_blocker.unblock():
-        address = ledger.database_url()
-    with web_server(address, CONTROLPLANE_START_DEADLINE_SECONDS=str(START_DEADLINE)) as started:
-        yield started
 
 
 @pytest.fixture

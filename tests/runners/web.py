@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -28,12 +30,12 @@ def free_port() -> int:
 
 
 class Web:
-    """One worker, as `up` starts it."""
+    """As `up` starts it, with one worker."""
 
-    def __init__(self, database_url: str, **environment: str) -> None:
+    def __init__(self, database_url: str, workers: int = 1, **environment: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        server = [sys.executable, "-m", "granian", "--interface", "rsgi", "--no-ws", "--workers", "1"]
+        server = [sys.executable, "-m", "granian", "--interface", "rsgi", "--no-ws", "--workers", str(workers)]
         options = ["--host", "127.0.0.1", "--port", str(self.port), "--log-level", "warning"]
         capacity = ["--backlog", "4096", "--backpressure", "4096", "--workers-kill-timeout", "5"]
         env = {**os.environ, "DATABASE_DIRECT_URL": "", **environment, "DATABASE_URL": database_url}
@@ -65,8 +67,8 @@ class Web:
 
 
 @contextmanager
-def web_server(database_url: str, **environment: str) -> Iterator[Web]:
-    web = Web(database_url, **environment)
+def web_server(database_url: str, workers: int = 1, **environment: str) -> Iterator[Web]:
+    web = Web(database_url, workers, **environment)
     try:
         web.until_ready()
         yield web
@@ -110,3 +112,41 @@ class OpenPoll:
 
     def cut(self) -> None:
         self._call.close()
+
+
+class LossyProxy:
+    """Between an agent and the server; while `losing`, the first answer that holds an assignment is not passed on."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.losing = True
+        self.lost = 0
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+            except OSError:
+                return  # closed: the test is over
+            far = socket.create_connection(("127.0.0.1", self._target))
+            for source, sink, answers in ((near, far, False), (far, near, True)):
+                threading.Thread(target=self._pass_on, args=(source, sink, answers), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if answers and self.losing and b'"job_token"' in data:
+                    self.losing = False
+                    self.lost += 1
+                    break
+                sink.sendall(data)
+        for one in (source, sink):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        source.close()
+
+    def close(self) -> None:
+        self._server.close()
