@@ -1,4 +1,4 @@
-"""`make bench`: prints the table as markdown. `--quick` for a look, `--only claims,admissions,picking,roundtrips`."""
+"""`make bench`: prints the table as markdown. `--quick` for a look, `--only` for some of the parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ def main() -> int:
     """Measure, print; exit code 1 if a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: figures of little worth")
-    parser.add_argument("--only", default="claims,admissions,picking,roundtrips", help="which parts, with commas")
+    parser.add_argument(
+        "--only", default="claims,admissions,picking,roundtrips,idle,http,endtoend", help="which parts, with commas"
+    )
     chosen = parser.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
     os.environ.setdefault("SECRET_KEY", "of the benchmarks only")
@@ -29,7 +31,7 @@ def _measure(url: str, parts: list[str], *, quick: bool) -> int:
     from django.core.management import call_command  # noqa: PLC0415
     from django.db import connection  # noqa: PLC0415
 
-    from benchmarks import admissions, claims, endtoend, idle, picking  # noqa: PLC0415
+    from benchmarks import admissions, claims, endtoend, http, idle, picking  # noqa: PLC0415
     from benchmarks.report import table  # noqa: PLC0415
 
     call_command("migrate", verbosity=0)
@@ -51,6 +53,8 @@ def _measure(url: str, parts: list[str], *, quick: bool) -> int:
         rows += endtoend.measure(
             url, rounds=1 if quick else 3, jobs=1000 if quick else 5000, submits=40 if quick else 200
         )
+    if "http" in parts:
+        rows += http.measure(url, rounds=3 if quick else 9, seconds=1 if quick else 3)
     connection.close()
     print(f"{environment}\n\n{table(rows)}")
     return int(any(row.met is False for row in rows))

@@ -1,10 +1,10 @@
-"""No-op runs a second from submit to the recorded end, and submit to start, beside other queues on the same PostgreSQL.
+"""No-op runs a second from submit to the recorded end, and submit to start, beside other queues on one PostgreSQL.
 
-Ours goes the whole way over HTTP: batches of runs are submitted, runners claim up to 100, accept their starts and report
-their ends, all tenants with quotas. The peers enqueue and work in their own processes, straight on PostgreSQL or Redis.
-The workers run before the first job is submitted; the clock runs from the first submit to the last acknowledgement. The
-peers live in an environment that is made once under `BENCH_PEERS` (default: the system's directory for temporary files)
-from the package index.
+Ours goes the whole way over HTTP: batches of runs are submitted, runners claim up to 100, accept their starts and
+report their ends, all tenants with quotas. The peers enqueue and work in their own processes, straight on PostgreSQL
+or Redis. The workers run before the first job is submitted; the clock runs from the first submit to the last
+acknowledgement. The peers live in an environment of their own, which is made once under `BENCH_PEERS` (default: in the
+system's directory for temporary files) from the package index.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -107,6 +107,7 @@ class Peer:
     """One of the others, with its workers."""
 
     def __init__(self, name: str, python: str, url: str, redis: str, place: Path) -> None:
+        self.name = name
         self.log = place / f"{name}.log"
         self.log.touch()
         self._python = python
@@ -136,7 +137,7 @@ class Peer:
         while self.log.stat().st_size // 16 < before + jobs:
             time.sleep(0.01)
         last = max(at for _, at in struct.iter_unpack("dd", self.log.read_bytes()))
-        # Asked for by a process that takes its time to begin: where all is acknowledged by then, the last start counts.
+        # Asked for by a process that takes its time to begin: if all is acknowledged by then, the last start counts.
         acknowledged = float(self._run("gone"))
         return jobs / ((last if acknowledged - last < SLOW_START_SECONDS else acknowledged) - began)
 
@@ -220,22 +221,23 @@ def measure(url: str, *, rounds: int, jobs: int, submits: int) -> Iterator[Row]:
             for name, bar in BARS.items():
                 if name == "celery" and not redis:
                     continue
-                yield from _beside(
-                    name, bar, ours, lambda n=name: Peer(n, python, url, redis, place), rounds, jobs, submits
-                )
+                peer = Peer(name, python, url, redis, place)
+                yield from _beside(peer, bar, ours, rounds=rounds, jobs=jobs, submits=submits)
                 _drop_database(url, name)
         own_latencies = ours.latencies(submits)
-        yield _absolute("p50", percentile(own_latencies, 0.5), 20)
-        yield _absolute("p99", percentile(own_latencies, 0.99), 100)
+        yield _absolute("over HTTP, at a runner", "p50", percentile(own_latencies, 0.5), 20)
+        yield _absolute("over HTTP, at a runner", "p99", percentile(own_latencies, 0.99), 100)
+        ours.stop()
+        at_replica = _replica_latencies(submits)
+        yield _absolute("at a replica", "p50", percentile(at_replica, 0.5), 20)
+        yield _absolute("at a replica", "p99", percentile(at_replica, 0.99), 100)
     finally:
         ours.stop()
         shutil.rmtree(place)
 
 
-def _beside(
-    name: str, bar: float | None, ours: Ours, make: Callable[[], Peer], rounds: int, jobs: int, submits: int
-) -> Iterator[Row]:
-    peer = make()
+def _beside(peer: Peer, bar: float | None, ours: Ours, *, rounds: int, jobs: int, submits: int) -> Iterator[Row]:
+    name = peer.name
     count = jobs // 10 if name == "django-q2" else jobs
     try:
         mine, theirs = [], []
@@ -266,7 +268,31 @@ def _beside(
         peer.stop()
 
 
-def _absolute(which: str, found: float, bar: float) -> Row:
-    return Row(
-        f"submit (over HTTP) to start, {which}", found / bar, "< 1", found < bar, f"{found:.1f} ms", f"{bar:g} ms"
-    )
+def _replica_latencies(submits: int) -> list[float]:
+    """Milliseconds from the insertion of a run to its accepted start, by the database's clock, at an idle replica."""
+    environment = {**os.environ, "CONTROLPLANE_EXECUTOR": "process", "LOG_LEVEL": "ERROR"}
+    command = [sys.executable, "manage.py", "replica", "--id", "bench"]
+    replica = subprocess.Popen(command, cwd=JOBS.parents[2], env=environment)
+    try:
+        tenant = ledger.make_tenant(10**6)
+        _started(ledger.submit(tenant, 5, command=["true"]))
+        runs = []
+        for _ in range(submits):
+            runs += ledger.submit(tenant, command=["true"])
+            time.sleep(4 * SUBMIT_PAUSE_SECONDS)
+        return _started(runs)
+    finally:
+        replica.terminate()
+        replica.wait(60)
+
+
+def _started(runs: list[int]) -> list[float]:
+    while Run.objects.filter(pk__in=runs, state__in=OPEN).exists():
+        time.sleep(0.05)
+    times = Run.objects.filter(pk__in=runs).values_list("created_at", "started_at")
+    return [(started - created).total_seconds() * 1e3 for created, started in times if started is not None]
+
+
+def _absolute(where: str, which: str, found: float, bar: float) -> Row:
+    what = f"submit to start, {where}, {which}"
+    return Row(what, found / bar, "< 1", found < bar, f"{found:.1f} ms", f"{bar:g} ms")

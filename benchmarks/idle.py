@@ -2,8 +2,8 @@
 
 The server is the real one, one worker. The runners are connections of this process: each asks with `wait_seconds` 60
 and asks again when it was answered. Then single runs are submitted through the service function, as another web
-process would do it, and the time is taken from the return of that call (its commit) to the assignment in the hands of a
-runner. Memory and CPU are those of the worker process; the database's share is given beside it.
+process would do it, and the time is taken from the return of that call (its commit) to the assignment in the hands of
+a runner. Memory and CPU are those of the worker process; the database's share is given beside it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Fleet:
         self._tokens = tokens
         self.polls = 0
         self.failures: list[bytes] = []
-        self.arrived: dict[int, float] = {}
+        self.all_asked = asyncio.Event()
+        self._arrived: dict[int, asyncio.Future[float]] = {}
 
     async def run(self, index: int) -> None:
         """One runner, until it is cancelled."""
@@ -77,9 +78,15 @@ class Fleet:
                 number += 1
                 writer.write(_request(self._tokens[index], f"r{number}"))
                 self.polls += 1
+                if self.polls >= len(self._tokens):
+                    self.all_asked.set()
                 await self._read(reader)
         finally:
             writer.close()
+
+    def arrival(self, run: int) -> asyncio.Future[float]:
+        """When the assignment of this run was read."""
+        return self._arrived.setdefault(run, asyncio.get_running_loop().create_future())
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -89,7 +96,7 @@ class Fleet:
         if status == b"200":
             at = time.perf_counter()
             for one in json.loads(body)["assignments"]:
-                self.arrived[one["run"]] = at
+                self.arrival(one["run"]).set_result(at)
         elif status != b"204":
             self.failures.append(head)
 
@@ -116,8 +123,7 @@ async def _measure(web: Web, runners: int, seconds: float, submits: int) -> dict
     tenant = await asyncio.to_thread(ledger.make_tenant, 10**6)
     fleet = Fleet(web.port, await asyncio.to_thread(make_runners, runners))
     tasks = [asyncio.create_task(fleet.run(index)) for index in range(runners)]
-    while fleet.polls < runners:
-        await asyncio.sleep(0.1)
+    await fleet.all_asked.wait()
     await asyncio.sleep(5)
     pid = web.worker()
     began, cpu, database = time.perf_counter(), cpu_seconds(pid), database_seconds()
@@ -138,11 +144,9 @@ async def _submit(fleet: Fleet, tenant: Any, submits: int) -> list[float]:
     for number in range(submits + WARM_SUBMITS):
         [run] = await asyncio.to_thread(ledger.submit, tenant)
         committed = time.perf_counter()
-        until = committed + 10
-        while run not in fleet.arrived and time.perf_counter() < until:
-            await asyncio.sleep(0.0005)
+        at = await asyncio.wait_for(fleet.arrival(run), 10)
         if number >= WARM_SUBMITS:
-            latencies.append((fleet.arrived[run] - committed) * 1e3)
+            latencies.append((at - committed) * 1e3)
         await asyncio.sleep(SUBMIT_PAUSE_SECONDS)
     return latencies
 

@@ -1,6 +1,6 @@
 """A runner that does nothing with its runs: claim, start, report, in batches, over HTTP. A process of its own.
 
-`python -m benchmarks.noop_runner PORT TOKEN SLOTS LOG`: appends (run, time of the accepted start) to LOG, 16 bytes each.
+`python -m benchmarks.noop_runner PORT TOKEN SLOTS LOG` appends (run, time of its accepted start) to LOG, 16 bytes each
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import struct
 import sys
 import time
 from typing import Any
-
 
 IDLE_SECONDS = 10
 

@@ -12,10 +12,10 @@ import asyncio
 import logging
 import resource
 import signal
-from concurrent.futures import ThreadPoolExecutor
+import sys
 from typing import Any
 
-from controlplane.bridge import Bridge
+from controlplane.bridge import Bridge, Threads
 from controlplane.core.conf import conf
 from controlplane.core.wakeups import Listener, hear_here
 from controlplane.wsgi import application as wsgi_application
@@ -24,12 +24,16 @@ from runners.polling.desk import Desk
 
 log = logging.getLogger(__name__)
 
+# A thread that computes gives way after this. With Python's own 5 ms the event loop waits for that long at every turn
+# beside a busy view, and a new run passes several on its way to a runner.
+SWITCH_SECONDS = 0.0005
+
 
 class Application:
     """What granian serves: `granian --interface rsgi controlplane.rsgi:application`."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(conf().web_threads, "web")
+        self._threads = Threads(conf().web_threads)
         self._bridge = Bridge(wsgi_application)
         self._claims: ClaimsEndpoint | None = None
         self._listener: Listener | None = None
@@ -37,12 +41,10 @@ class Application:
     def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Called by each worker before it serves."""
         raise_file_limit()
+        self._threads.start()
+        sys.setswitchinterval(SWITCH_SECONDS)
         loop.run_until_complete(self._open())
         on_stop(loop, self._close)
-
-    def __rsgi_del__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Called by each worker when nothing is served any more."""
-        self._threads.shutdown(wait=False)
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """One request."""
@@ -54,7 +56,7 @@ class Application:
             return
         loop = asyncio.get_running_loop()
         body = await self._bridge.receive(scope, protocol)
-        await loop.run_in_executor(self._threads, self._bridge.serve, loop, scope, protocol, body)
+        await self._threads.run(lambda: self._bridge.serve(loop, scope, protocol, body))
 
     async def _open(self) -> None:
         desk = Desk()

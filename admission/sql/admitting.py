@@ -18,9 +18,9 @@ LIMIT %(page)s OFFSET %(offset)s
 """
 
 # What drivers that wait could be given, by what they are (`n`): ids of runs, up to `wanted` each. No locks and no
-# decision: who is woken by it claims like everybody else. The same conditions as in READ_FAIR_ORDER and PICK_RUNS. Each profile
-# stops at what it wants; one that suits nothing looks at every queue, so the caller lets time pass after a slow look.
-# Index: counter_fair_order, run_queue, counter_scope_key.
+# decision: who is woken by it claims like everybody else. The same conditions as in READ_FAIR_ORDER and PICK_RUNS.
+# Each profile stops at what it wants; one that suits nothing looks at every queue, so the caller lets time pass after
+# a slow look. Index: counter_fair_order, run_queue, counter_scope_key.
 READ_SUITABLE: Final = """
 SELECT a.n, found.id
 FROM jsonb_to_recordset(%(profiles)s::jsonb)

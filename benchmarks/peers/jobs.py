@@ -1,8 +1,9 @@
+# ruff: noqa: D102 - the five words of every peer are said in the head
 """The same job in each library: it writes when it was begun. Runs in the peers' own environment, without our packages.
 
 `python jobs.py setup|fill N|one|gone|work` with PEER, PEER_DATABASE (an address), PEER_REDIS and PEER_LOG in the
-environment. `fill` prints the time and enqueues N jobs as fast as the library can, `one` reads lines and enqueues a job
-for each, `gone` waits until every job is acknowledged and prints the time, `work` is one worker.
+environment. `fill` prints the time and enqueues N jobs as fast as the library can, `one` reads lines and enqueues a
+job for each, `gone` waits until every job is acknowledged and prints the time, `work` is one worker.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ class DjangoQ:
 
     async def setup(self) -> None:
         environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "jobs_settings"}
-        subprocess.run([sys.executable, "-m", "django", "migrate", "-v", "0"], check=True, env=environment)
+        migrate = [sys.executable, "-m", "django", "migrate", "-v", "0"]
+        await asyncio.to_thread(subprocess.run, migrate, check=True, env=environment)
 
     async def fill(self, count: int) -> None:
         from asgiref.sync import sync_to_async  # noqa: PLC0415
@@ -176,7 +178,7 @@ class DjangoQ:
 
     async def work(self) -> None:
         os.environ["DJANGO_SETTINGS_MODULE"] = "jobs_settings"
-        os.execv(sys.executable, [sys.executable, "-m", "django", "qcluster"])
+        os.execv(sys.executable, [sys.executable, "-m", "django", "qcluster"])  # noqa: S606 - our own list
 
 
 def django_settings() -> dict[str, Any]:

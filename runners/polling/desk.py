@@ -230,7 +230,7 @@ class Desk:
         if watch:
             self._watched_at = now
         if heard and self._hurry is None:
-            # New work first; whom it concerns otherwise is looked up a moment later, for all that was announced till then.
+            # New work first; whom else it concerns is looked up a moment later, for all that is announced till then.
             self._hurry = self._loop.call_later(HURRIED_WATCH_SECONDS, self._watch_now)
         replay = now - self._replayed_at >= REPLAY_SECONDS
         if replay:

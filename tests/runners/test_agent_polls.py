@@ -88,7 +88,7 @@ def test_a_claim_whose_answer_was_lost_is_executed_once(web: Web, tenant_row: An
     ledger.assert_conserved()
 
 
-# -- a cancel at every step, as a runner sees it over the wire ----------------------------------------------------------
+# -- a cancel at every step, as a runner sees it over the wire --------------------------------------------------------
 
 
 def claimed(web: Web, runner: RunnerCaller) -> dict[str, Any]:

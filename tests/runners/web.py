@@ -35,13 +35,14 @@ class Web:
     def __init__(self, database_url: str, workers: int = 1, **environment: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        env = {**os.environ, "DATABASE_DIRECT_URL": "", **environment, "DATABASE_URL": database_url}
+        self.process = subprocess.Popen(self.command(workers), cwd=ROOT, env=env)
+
+    def command(self, workers: int) -> list[str]:
         server = [sys.executable, "-m", "granian", "--interface", "rsgi", "--no-ws", "--workers", str(workers)]
         options = ["--host", "127.0.0.1", "--port", str(self.port), "--log-level", "warning"]
         capacity = ["--backlog", "4096", "--backpressure", "4096", "--workers-kill-timeout", "5"]
-        env = {**os.environ, "DATABASE_DIRECT_URL": "", **environment, "DATABASE_URL": database_url}
-        self.process = subprocess.Popen(
-            [*server, *options, *capacity, "controlplane.rsgi:application"], cwd=ROOT, env=env
-        )
+        return [*server, *options, *capacity, "controlplane.rsgi:application"]
 
     def until_ready(self) -> None:
         until = time.monotonic() + READY_SECONDS
