@@ -25,6 +25,8 @@ class DriverFacts:
     slots: int
     held: int
     live: bool
+    gone: bool = False
+    """Revoked, declared dead or used up: it never takes anything again."""
     draining: bool = False
     """Drained or paused: it is given nothing."""
     alive_seconds_ago: float | None = None

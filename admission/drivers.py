@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from admission.states import DriverKind
+
+if TYPE_CHECKING:
+    from admission.picking import Envelope
 
 
 class DriverGone(Exception):
@@ -35,6 +39,11 @@ class Driver:
     tenant_id: int | None = None
     lease_seconds: float | None = None
     """Set for runners: their runs are taken by lapse of this. Replicas' runs are taken by their heartbeat."""
+    narrow: Callable[[Envelope], Envelope] | None = None
+    """Set where its machine is bounded: takes from an envelope what the machine has not.
+
+    Runs in the admitting transaction, after `lock`, and holds off the other drivers of that machine until the end of
+    it: each would otherwise read the same room and be given all of it."""
 
     def identity(self) -> dict[str, object]:
         """The parameters by which every later statement of this driver proves itself."""

@@ -139,8 +139,10 @@ def _admit_from(
     with transaction.atomic():
         if not driver.lock():
             raise DriverGone(driver.name)
+        if driver.narrow is not None:
+            envelope = driver.narrow(envelope)
         page, offset = 2 * envelope.slots + 8, 0
-        while flows:
+        while flows and envelope.slots > 0:
             gather(driver, envelope, flows, offer)
             if not further or len(offer.candidates) >= envelope.slots or len(flows) < page:
                 break

@@ -32,6 +32,13 @@ LOOPS: Final = (
         (f"{_SWEEPS}.pass_runner_leases",),
     ),
     Loop(
+        "unserved",
+        Gate.LEADER,
+        lambda: conf().reap_interval_seconds,
+        "Runs that asked to fail when nobody can take them. Gated: the hold after an outage is the fleet's.",
+        ("admission.services.serving.fail_unserved",),
+    ),
+    Loop(
         "permit-reap",
         Gate.LEADER,
         lambda: conf().reap_interval_seconds,

@@ -232,6 +232,9 @@ class Attempt(models.Model):
     driver_kind = models.CharField(max_length=10)
     driver_id = models.BigIntegerField()
     driver_name = models.CharField(max_length=200, blank=True, db_default="")
+    maker = models.UUIDField(
+        null=True, blank=True, help_text="Incarnation that was given the attempt: its container bears it ever after."
+    )
     admitted_at = models.DateTimeField(help_text="Read once the counters were locked, so never before a release.")
     started_at = models.DateTimeField(null=True, blank=True)
     released_at = models.DateTimeField(null=True, blank=True)
@@ -368,3 +371,50 @@ class Probe(models.Model):
 
     def __str__(self) -> str:
         return f"{self.machine} by {self.driver_kind} {self.driver_id}"
+
+
+class PhysicalReport(models.Model):
+    """What one process of an instance found in its latest pass over the containers (rules P10, P15).
+
+    One row per instance and process. The slots themselves are in Redis and nowhere else: nothing here frees, grants or
+    limits anything.
+    """
+
+    instance = models.CharField(max_length=64, help_text="SHA-256 of the instance id, as in Redis keys and labels.")
+    process = models.CharField(max_length=200)
+    machine = models.CharField(max_length=200)
+    limit = models.IntegerField()
+    generation = models.BigIntegerField()
+    containers_running = models.IntegerField(db_default=0)
+    containers_created = models.IntegerField(db_default=0, help_text="Created and not started yet.")
+    containers_other = models.IntegerField(db_default=0, help_text="Exited, paused, dead, being removed.")
+    without_token = models.IntegerField(db_default=0, help_text="Containers that no holder stands for.")
+    without_container = models.IntegerField(db_default=0, help_text="Registered holders whose container is not there.")
+    took_seconds = models.FloatField(db_default=0)
+    last_error = models.TextField(blank=True, db_default="")
+    error_at = models.DateTimeField(null=True, blank=True)
+    reconcile_seen = models.BigIntegerField(db_default=0, help_text="Number of the latest request that it answered.")
+    reported_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ("instance", "process")
+        verbose_name = "physical report"
+        verbose_name_plural = "physical slots"
+        permissions = (("reconcile_physical", "Can ask for a pass over the physical slots now"),)
+        constraints = (models.UniqueConstraint(fields=("instance", "process"), name="physicalreport_process"),)
+
+    def __str__(self) -> str:
+        return f"{self.process} on {self.machine}"
+
+
+class PhysicalRequest(models.Model):
+    """An operator's request that every process of an instance makes its pass now; its number grows with each."""
+
+    instance = models.CharField(max_length=64, unique=True)
+    number = models.BigIntegerField()
+    asked_at = models.DateTimeField()
+    asked_by = models.CharField(max_length=200)
+    reason = models.TextField()
+
+    def __str__(self) -> str:
+        return f"request {self.number}"

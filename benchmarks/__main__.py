@@ -1,4 +1,7 @@
-"""`make bench`: prints the table as markdown. `--quick` for a look, `--only` for some of the parts."""
+"""`make bench`: prints the table as markdown. `--quick` for a look, `--only claims,scripts` for some parts.
+
+`containers` is measured only when it is named: it needs Docker.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,17 @@ import sys
 
 from benchmarks.server import database, describe
 
+PARTS = ("claims", "admissions", "picking", "roundtrips", "scripts")
+
 
 def main() -> int:
     """Measure, print; exit code 1 if a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: figures of little worth")
     parser.add_argument(
-        "--only", default="claims,admissions,picking,roundtrips,idle,http,endtoend", help="which parts, with commas"
+        "--only",
+        default="claims,admissions,picking,roundtrips,scripts,idle,http,endtoend",
+        help="which parts, with commas",
     )
     chosen = parser.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
@@ -31,7 +38,7 @@ def _measure(url: str, parts: list[str], *, quick: bool) -> int:
     from django.core.management import call_command  # noqa: PLC0415
     from django.db import connection  # noqa: PLC0415
 
-    from benchmarks import admissions, claims, endtoend, http, idle, picking  # noqa: PLC0415
+    from benchmarks import admissions, claims, containers, endtoend, http, idle, picking, scripts  # noqa: PLC0415
     from benchmarks.report import table  # noqa: PLC0415
 
     call_command("migrate", verbosity=0)
@@ -55,6 +62,10 @@ def _measure(url: str, parts: list[str], *, quick: bool) -> int:
         )
     if "http" in parts:
         rows += http.measure(url, rounds=3 if quick else 9, seconds=1 if quick else 3)
+    if "containers" in parts:
+        rows += containers.measure(pairs=10 if quick else 100)
+    if "scripts" in parts:
+        rows += scripts.measure(rounds=3 if quick else 9, seconds=1 if quick else 2)
     connection.close()
     print(f"{environment}\n\n{table(rows)}")
     return int(any(row.met is False for row in rows))

@@ -31,6 +31,8 @@ ROUND_TRIPS = 50
 """Single admissions measured in one turn."""
 
 FILL = (
+    # A copy brings what the parts before this one left; the ids below would meet theirs.
+    "TRUNCATE admission_tenant CASCADE",
     """INSERT INTO admission_tenant (id, slug, name, weight, has_quota, pause_note)
        SELECT n, 'fill-' || n, '', 1, true, '' FROM generate_series(1, %(tenants)s) n""",
     """INSERT INTO admission_counter (scope, key, tenant_id, "limit", in_flight, backlog)

@@ -46,6 +46,7 @@ else:
 
 SUBJECT_PAGES = {"run": "admin:admission_run_change", "runner": "admin:runners_runner_change"}
 SUBJECT_LISTS = {
+    "physical slots": "admin:admission_physicalreport_changelist",
     "tenant": "admin:admission_tenant_changelist",
     "permit": "admin:admission_permit_changelist",
     "replica": "admin:recovery_replica_changelist",

@@ -16,10 +16,12 @@ OPERATOR_VERBS: Final = (
     "admission.submit_run",
     "admission.pause_tenant",
     "admission.force_release_permit",
+    "admission.reconcile_physical",
     "leadership.step_down",
     "leadership.run_loop",
     "leadership.retry_intent",
     "recovery.drain_replica",
+    "recovery.retry_debt",
     "runners.pause_runner",
 )
 QUOTA_VERBS: Final = ("admission.set_quota", "admission.change_tenant")
@@ -32,6 +34,8 @@ ADMIN_VERBS: Final = (
     "admission.change_apitoken",
     "runners.enrol_runner",
     "runners.revoke_runner",
+    "runners.rotate_runner",
+    "runners.manage_secret",
     "auth.view_user",
     "auth.add_user",
     "auth.change_user",

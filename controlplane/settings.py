@@ -12,7 +12,7 @@ from typing import Any
 
 import environ
 
-from controlplane.core.environment import control_plane_values, database, secret
+from controlplane.core.environment import control_plane_values, database, secret, storages
 from controlplane.skin import UNFOLD  # noqa: F401 - a setting, read by the admin's skin
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -127,7 +127,10 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "REDOC_DIST": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": True,
     "OAS_VERSION": "3.1.1",  # pydantic writes JSON Schema of 2020, which 3.0 does not take
-    "ENUM_NAME_OVERRIDES": {"RetryOrFailEnum": ["retry", "fail"]},
+    "ENUM_NAME_OVERRIDES": {
+        "RetryOrFailEnum": ["retry", "fail"],
+        "RecoveryOutcomeEnum": "recovery.models.Outcome",
+    },
     "SCHEMA_PATH_PREFIX": r"/api/v1",
 }
 
@@ -161,3 +164,4 @@ LOGGING: dict[str, Any] = {
 }
 
 CONTROLPLANE = control_plane_values(env)
+STORAGES = storages(CONTROLPLANE)

@@ -45,12 +45,14 @@ NAVIGATION = [
         "Limits",
         _item("Permits", "confirmation_number", "admission.permit"),
         _item("Counters", "speed", "admission.counter"),
+        _item("Physical slots", "grid_view", "admission.physicalreport"),
     ),
     _group(
         "Drivers",
         _item("Replicas", "dns", "recovery.replica"),
         _item("Runners", "precision_manufacturing", "runners.runner"),
         _item("Recovery log", "healing", "recovery.recoveryaction"),
+        _item("Recovery debts", "pending_actions", "recovery.recoverydebt"),
         _item("Recovery claims", "gavel", "recovery.recoveryclaim"),
     ),
     _group(

@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.urls import URLPattern, URLResolver, include, path
 from django.views.generic import RedirectView
 
-from controlplane import health
+from controlplane import health, metrics
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
@@ -14,5 +14,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("livez", health.livez),
     path("healthz", health.livez),
     path("readyz", health.readyz),
+    path("metrics", metrics.metrics),
     path("api/", include("controlplane.api.urls")),
 ]

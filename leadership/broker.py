@@ -10,11 +10,11 @@ import logging
 import time
 from typing import Any, Final
 
-from django.db import InterfaceError, OperationalError, connection
+from django.db import DatabaseError, InterfaceError, connection
 from django_q.brokers.orm import ORM
 from django_q.conf import Conf
 
-from controlplane.core.sql import one, rows
+from controlplane.core.sql import is_outage, one, rows
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,9 @@ class DatabaseClockBroker(ORM):  # type: ignore[misc]
         self.get_connection()  # drops a connection that a restart of the database broke
         try:
             found = rows(DEQUEUE, {"key": self._key(), "limit": Conf.BULK, "retry": float(Conf.RETRY)})
-        except (OperationalError, InterfaceError) as error:
+        except (DatabaseError, InterfaceError) as error:
+            if not is_outage(error):
+                raise
             # Raised on, django-q would stop its pusher for ten seconds; sweeps are due every five.
             log.warning("queue.unreachable", extra={"error": str(error)})
             connection.close()

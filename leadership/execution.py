@@ -15,13 +15,13 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import DatabaseError, InterfaceError, connection, transaction
 from psycopg.types.json import Jsonb
 
 from controlplane.core.conf import conf
 from controlplane.core.errors import NotFound
 from controlplane.core.loops import Progress
-from controlplane.core.sql import one
+from controlplane.core.sql import is_outage, one
 from leadership import registry, sql
 from leadership.belief import now
 from leadership.election import LOOPS
@@ -174,7 +174,9 @@ def insist(call: Callable[[], T]) -> T:
     for _ in range(INSIST_TIMES):
         try:
             return call()
-        except (OperationalError, InterfaceError):
+        except (DatabaseError, InterfaceError) as error:
+            if not is_outage(error):
+                raise
             log.warning("loop.database_away")
             connection.close()
             time.sleep(INSIST_SECONDS)

@@ -53,6 +53,8 @@ SELECT (SELECT extract(epoch FROM statement_timestamp() - max(expires_at))::floa
              WHERE l.place = '' AND l.gate = 'leader' AND j.failing ORDER BY 1) AS failing
 """
 
+ALARM_CODES: Final = ("no_leader", "no_qcluster", "loop_failing", "intents_given_up")
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:

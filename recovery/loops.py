@@ -21,11 +21,19 @@ LOOPS: Final = (
         "Each replica samples its own machine; nobody else can.",
     ),
     Loop("holds", Gate.LOCAL, lambda: 1.0, "Each replica compares its own table with the ledger."),
+    Loop("slots", Gate.LOCAL, lambda: 2.0, "Each process of an instance passes over its containers, and says so."),
     Loop(
         "reconcile",
         Gate.LOCAL,
         lambda: conf().recovery_interval_seconds,
         "Every replica looks for dead peers and claims each; gated, work would wait for the leader to fall too.",
+    ),
+    Loop(
+        "recovery-retention",
+        Gate.LOCAL,
+        lambda: 3600.0,
+        "Batched, conditional deletes: two processes that do it at once delete each row once.",
+        ("recovery.services.retention.delete_expired",),
     ),
     Loop(
         "stuck-runs",

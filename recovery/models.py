@@ -31,6 +31,13 @@ class Replica(models.Model):
     draining_at = models.DateTimeField(null=True, blank=True)
     drain_note = models.TextField(blank=True)
     declared_dead_at = models.DateTimeField(null=True, blank=True)
+    resumed_at = models.DateTimeField(
+        null=True, blank=True, help_text="Its beats last came back then, after a third of the window or more."
+    )
+    held_until = models.DateTimeField(
+        null=True, blank=True, help_text="Silent, but perhaps by an outage: not declared dead before this; once."
+    )
+    held_why = models.TextField(blank=True, db_default="")
 
     class Meta:
         ordering = ("name", "-id")
@@ -60,19 +67,77 @@ class RecoveryClaim(models.Model):
         return f"claim on {self.replica_id} by {self.claimant}"
 
 
+class Outcome(models.TextChoices):
+    """What became of something that recovery looked at."""
+
+    ADOPTED = "adopted", "adopted"
+    ALREADY_SETTLED = "already_settled", "already settled"
+    REQUEUED = "requeued", "requeued"
+    INTERRUPTED = "interrupted", "interrupted"
+    CANCELLED = "cancelled", "cancelled"
+    TIMED_OUT = "timed_out", "timed out"
+    DEFERRED = "deferred", "deferred"
+    ESCALATED = "escalated", "escalated"
+    LEFT_ALONE = "left_alone", "left alone"
+
+
 class RecoveryAction(models.Model):
-    """One thing recovery did, or deliberately left alone, and why."""
+    """One thing recovery did, or deliberately left alone, and why. Written once, never changed."""
 
     at = models.DateTimeField(db_default=Now())
     by = models.CharField(max_length=200)
     replica_name = models.CharField(max_length=200)
     run_id = models.BigIntegerField(null=True, blank=True, db_index=True)
-    epoch = models.BigIntegerField(null=True, blank=True)
-    outcome = models.CharField(max_length=20)
+    epoch = models.BigIntegerField(null=True, blank=True, help_text="Under which the dead driver held it.")
+    outcome = models.CharField(max_length=20, choices=Outcome.choices)
     reason = models.TextField(blank=True)
 
     class Meta:
         ordering = ("-id",)
+        indexes = (
+            models.Index(fields=("outcome", "-id"), name="action_outcome"),
+            models.Index(fields=("replica_name", "-id"), name="action_replica"),
+            models.Index(fields=("at",), name="action_at"),
+        )
 
     def __str__(self) -> str:
         return f"{self.outcome}: {self.reason}"
+
+
+class RecoveryDebt(models.Model):
+    """A run of a dead replica that could not be decided when it was looked at: owed until it is (rule R9).
+
+    It names (run, epoch) and is asked about again, ever more rarely, never not at all. It closes only when that epoch
+    is over. The dead incarnation's row may be gone by then, so what is needed of it is kept here.
+    """
+
+    run_id = models.BigIntegerField()
+    epoch = models.BigIntegerField()
+    replica_name = models.CharField(max_length=200)
+    machine = models.CharField(max_length=200)
+    dead = models.JSONField(help_text="The dead incarnation, as it was.")
+    silent_at = models.DateTimeField(help_text="Its last beat.")
+    reason = models.TextField(help_text="Why it could not be decided when it was last looked at.")
+    attempts = models.IntegerField(db_default=1)
+    opened_at = models.DateTimeField(db_default=Now())
+    tried_at = models.DateTimeField(db_default=Now())
+    next_at = models.DateTimeField()
+    escalated_at = models.DateTimeField(null=True, blank=True)
+    closed_at = models.DateTimeField(null=True, blank=True)
+    closed_as = models.CharField(max_length=20, choices=Outcome.choices, blank=True, db_default="")
+
+    class Meta:
+        ordering = ("-id",)
+        permissions = (("retry_debt", "Can have a recovery debt looked at now"),)
+        constraints = (
+            models.UniqueConstraint(
+                fields=("run_id", "epoch"), name="debt_one_open", condition=Q(closed_at__isnull=True)
+            ),
+        )
+        indexes = (
+            models.Index(fields=("next_at",), name="debt_due", condition=Q(closed_at__isnull=True)),
+            models.Index(fields=("closed_at",), name="debt_closed", condition=Q(closed_at__isnull=False)),
+        )
+
+    def __str__(self) -> str:
+        return f"run {self.run_id} of {self.replica_name}"

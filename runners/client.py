@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import quote
+
+import requests
 
 from runners.agent.backoff import Backoff
 from runners.transport import ApiError, Transport, Unreachable
@@ -16,6 +19,7 @@ TERMINAL = frozenset({"succeeded", "failed", "cancelled", "timed_out", "interrup
 PATIENCE_SECONDS = 30.0
 POLL_SECONDS = 0.5
 LONGEST_POLL_SECONDS = 5.0
+PIECE_BYTES = 1 << 20
 _TOO_MANY = 429
 
 
@@ -29,6 +33,8 @@ class LogPart:
     finished: bool
     truncated: bool
     state: str
+    missing: int = 0
+    """Bytes at its end that were not delivered; they may yet come while it is not finished."""
 
 
 class Client:
@@ -68,6 +74,22 @@ class Client:
         """Runs, newest first, page by page; filters as in the API (state, batch, batch_name, name)."""
         return self._pages("/runs", most, filters)
 
+    def tokens(self, *, tenant: str | None = None) -> Iterator[dict[str, Any]]:
+        """API tokens, newest first; an operator names whose."""
+        return self._pages("/tokens", None, {"tenant": tenant})
+
+    def issue_token(
+        self, name: str, *, lifetime_seconds: float | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
+        """A new one; `token` is its secret, here and nowhere else. Never repeated: each call makes another."""
+        body = {"name": name, "lifetime_seconds": lifetime_seconds}
+        answer: dict[str, Any] = self.transport.json("POST", "/tokens", json=body, params=_named(tenant))
+        return answer
+
+    def revoke_token(self, token: int, *, tenant: str | None = None) -> None:
+        """Refused from the next call on."""
+        self._patiently(lambda: self.transport.json("DELETE", f"/tokens/{token}", params=_named(tenant)))
+
     def limits(self, *, most: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
         """Limits of concurrency keys and harnesses; filters as in the API (scope, key, tenant)."""
         return self._pages("/limits", most, filters)
@@ -87,6 +109,28 @@ class Client:
             return answer
 
         return self._patiently(send)
+
+    def secrets(self, *, most: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Secrets by name; their values are shown to nobody."""
+        return self._pages("/secrets", most, filters)
+
+    def set_secret(self, name: str, value: str, *, tenant: str | None = None, reason: str = "") -> dict[str, Any]:
+        """Set a secret: {"name", "created"}. Operators name the tenant."""
+
+        def send() -> dict[str, Any]:
+            body = {"value": value, "reason": reason}
+            params = {"tenant": tenant} if tenant else None
+            answer: dict[str, Any] = self.transport.json(
+                "PUT", f"/secrets/{quote(name, safe='')}", json=body, params=params
+            )
+            return answer
+
+        return self._patiently(send)
+
+    def delete_secret(self, name: str, *, tenant: str | None = None) -> None:
+        """Delete a secret."""
+        params = {"tenant": tenant} if tenant else None
+        self.transport.json("DELETE", f"/secrets/{quote(name, safe='')}", params=params)
 
     def run(self, run: int) -> dict[str, Any]:
         """One run with its attempts and timeline."""
@@ -119,7 +163,24 @@ class Client:
             finished=head["Log-Finished"] == "true",
             truncated=head["Log-Truncated"] == "true",
             state=head["Run-State"],
+            missing=int(head.get("Log-Missing", 0)),
         )
+
+    def artifacts(self, run: int, *, attempt: int | None = None) -> dict[str, Any]:
+        """What an attempt kept: {"attempt", "kept_until", "results": [{"name", "size", "sha256", …}]}."""
+        found: dict[str, Any] = self._get(f"/runs/{run}/artifacts", {"attempt": attempt} if attempt else None)
+        return found
+
+    def artifact(self, run: int, name: str, *, attempt: int | None = None) -> Iterator[bytes]:
+        """The bytes of one kept file, in pieces; compare them with its `sha256`."""
+        path = f"/runs/{run}/artifacts/{quote(name)}"
+        params = {"attempt": attempt} if attempt else None
+        response = self._patiently(lambda: self.transport.call("GET", path, params=params, stream=True))
+        try:
+            with response:
+                yield from response.iter_content(PIECE_BYTES)
+        except requests.RequestException as error:
+            raise Unreachable(f"{self.transport.url} broke off: {error}") from error
 
     def follow_log(self, run: int, *, follow: bool = True, attempt: int | None = None) -> Iterator[LogPart]:
         """Output as it comes, of each attempt in turn, until the run has ended (or what is there, once)."""
@@ -189,3 +250,7 @@ class Client:
                 if time.monotonic() + pause >= until:
                     raise
             time.sleep(pause)
+
+
+def _named(tenant: str | None) -> dict[str, str]:
+    return {"tenant": tenant} if tenant else {}

@@ -19,6 +19,10 @@ class EnrolmentToken(models.Model):
     trust_labels = models.JSONField(default=dict, blank=True, help_text="Labels the server gives; a runner cannot.")
     uses_left = models.PositiveIntegerField(default=1)
     expires_at = models.DateTimeField()
+    runner = models.ForeignKey(
+        "Runner", null=True, blank=True, on_delete=models.CASCADE, help_text="Whose machine comes back with it."
+    )
+    one_job = models.BooleanField(db_default=False, help_text="Its runners take one run and end.")
     created_at = models.DateTimeField(db_default=Now(), editable=False)
     created_by = models.CharField(max_length=200, blank=True, editable=False)
 
@@ -30,12 +34,18 @@ class EnrolmentToken(models.Model):
 
 
 class Runner(models.Model):
-    """A machine that executes runs over REST. As a driver, this is the row that admission proves alive."""
+    """A machine that executes runs over REST. As a driver, this is the row that admission proves alive.
+
+    After a rotation `old_hash` opens too, until `old_until` or until the new token was used.
+    """
 
     name = models.CharField(max_length=200)
     tenant = models.ForeignKey(Tenant, null=True, blank=True, on_delete=models.PROTECT, help_text="Empty: shared.")
     shown = models.CharField(max_length=20, editable=False)
     hash = models.BinaryField(max_length=32, unique=True, editable=False)
+    old_hash = models.BinaryField(max_length=32, unique=True, null=True, editable=False)
+    old_until = models.DateTimeField(null=True, blank=True, editable=False)
+    rotated_at = models.DateTimeField(null=True, blank=True, editable=False)
     labels = models.JSONField(default=dict, blank=True)
     trust_labels = models.JSONField(default=dict, blank=True)
     executors = models.JSONField(default=list, blank=True)
@@ -46,7 +56,11 @@ class Runner(models.Model):
     contact_at = models.DateTimeField(null=True, blank=True, editable=False)
     paused_at = models.DateTimeField(null=True, blank=True, editable=False)
     pause_note = models.TextField(blank=True)
+    resume_at = models.DateTimeField(null=True, blank=True, editable=False)
+    one_job = models.BooleanField(db_default=False, editable=False)
+    spent_at = models.DateTimeField(null=True, blank=True, editable=False, help_text="When it took its one run.")
     draining_at = models.DateTimeField(null=True, blank=True, editable=False)
+    drain_own = models.BooleanField(db_default=False, editable=False, help_text="The machine itself asked to drain.")
     revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
 
     class Meta:
@@ -54,8 +68,10 @@ class Runner(models.Model):
         permissions = (
             ("pause_runner", "Can pause, drain and resume a runner"),
             ("revoke_runner", "Can revoke a runner"),
+            ("rotate_runner", "Can give a runner a new token"),
             ("enrol_runner", "Can issue enrolment tokens"),
         )
+        indexes = (models.Index(fields=("resume_at",), name="runner_resume", condition=Q(resume_at__isnull=False)),)
 
     def __str__(self) -> str:
         return self.name
@@ -97,3 +113,23 @@ class LogChunk(models.Model):
 
     def __str__(self) -> str:
         return f"log of run {self.run_id} from byte {self.start}"
+
+
+class LogEnd(models.Model):
+    """Where the log of an attempt would end had all of it been delivered; what is stored may yet grow up to it."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="+", db_index=False, db_constraint=False)
+    attempt = models.IntegerField()
+    size = models.BigIntegerField()
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=("run", "attempt"), name="logend_attempt"),)
+
+    def __str__(self) -> str:
+        return f"end of the log of run {self.run_id}"
+
+
+# Below: they are models of this app, kept in a module of their own.
+from runners.kept_models import Artifact, Secret  # noqa: E402
+
+__all__ = ["Artifact", "ClaimRequest", "EnrolmentToken", "LogChunk", "LogEnd", "Runner", "Secret"]

@@ -8,17 +8,50 @@ from __future__ import annotations
 
 from typing import Final
 
-# Who calls, and which of its runs it is asked to cancel: every answer carries them. One look-up by the tokens' hashes.
-# No locks. A hash without a row: unknown or revoked. Index: unique hash, run_driver.
-# `quiet`: the last contact is old enough to be written again.
-FIND_RUNNERS: Final = """
-SELECT r.hash, r.id, r.name, r.tenant_id, r.labels, r.trust_labels, r.executors, r.slots, r.shown,
-       r.paused_at IS NOT NULL AS paused, r.draining_at IS NOT NULL AS draining,
+from admission.sql.blocks import BOUND_IDLE
+
+# A runner of one job has had it once it holds nothing any more: it drains.
+DRAINS: Final = """(r.draining_at IS NOT NULL OR (r.spent_at IS NOT NULL AND NOT EXISTS (
+           SELECT FROM admission_run h WHERE h.driver_kind = 'runner' AND h.driver_id = r.id
+               AND h.state IN ('admitted', 'running'))))"""
+
+# Who calls, and which of its runs it is asked to cancel: every answer carries them. One look-up by the tokens' hashes,
+# or by those of the tokens before them, while a rotation lets both open. No locks. A hash without a row: unknown,
+# outlived or revoked. Index: unique hash, unique old hash, run_driver.
+# `quiet`: the last contact is old enough to be written again. `first`: the new token of a rotation is used for the
+# first time, so the old one is to end.
+FIND_RUNNERS: Final = f"""
+SELECT w.hash, r.id, r.name, r.tenant_id, r.labels, r.trust_labels, r.executors, r.slots, r.shown, r.one_job,
+       r.paused_at IS NOT NULL AS paused, {DRAINS} AS draining, r.spent_at IS NOT NULL AS spent,
+       r.old_hash IS NOT NULL AND r.hash = w.hash AS first,
        (r.contact_at IS NULL OR r.contact_at < statement_timestamp() - make_interval(secs => %(resolution)s)) AS quiet,
        ARRAY(SELECT ARRAY[h.id, h.epoch] FROM admission_run h
              WHERE h.driver_kind = 'runner' AND h.driver_id = r.id AND h.state IN ('admitted', 'running')
                AND h.cancel_requested_at IS NOT NULL ORDER BY h.id) AS cancels
-FROM runners_runner r WHERE r.hash = ANY(%(hashes)s) AND r.revoked_at IS NULL
+FROM unnest(%(hashes)s::bytea[]) AS w(hash)
+JOIN runners_runner r ON r.hash = w.hash OR (r.old_hash = w.hash AND r.old_until > statement_timestamp())
+WHERE r.revoked_at IS NULL
+"""
+
+# The new token arrived: the old one is dead from the next call on. Judged by the hash again: a rotation meanwhile
+# has another new token, and this one is then the old one. Lock: the whole row, for hashes are unique: it waits for an
+# admission under way.
+END_OVERLAP: Final = """
+UPDATE runners_runner SET old_hash = NULL, old_until = NULL
+WHERE id = %(runner)s AND hash = %(hash)s AND old_hash IS NOT NULL
+"""
+
+# A new token beside the one that was used last: that is the current one, or the old one where the answer to an
+# earlier rotation was lost and its token never used. 0 rows: unknown or revoked. Lock: as END_OVERLAP.
+ROTATE: Final = """
+UPDATE runners_runner
+SET old_hash = CASE WHEN %(used)s::bytea IS NOT NULL AND old_hash = %(used)s AND old_until > statement_timestamp()
+                    THEN old_hash ELSE hash END,
+    old_until = statement_timestamp() + make_interval(secs => %(overlap)s),
+    hash = %(hash)s, shown = %(shown)s, rotated_at = statement_timestamp()
+WHERE id = %(runner)s AND revoked_at IS NULL
+  AND (%(used)s::bytea IS NULL OR hash = %(used)s OR (old_hash = %(used)s AND old_until > statement_timestamp()))
+RETURNING id, name, shown, old_until
 """
 
 # That these called; the predicate keeps many calls at once from writing it many times. Lock: the rows, not their keys,
@@ -33,13 +66,14 @@ UPDATE runners_runner r SET contact_at = statement_timestamp() FROM due d WHERE 
 """
 
 # Of the runners with an open poll, those that must hear of something: the token is dead, the mode is another than the
-# one they were told, a run of theirs is to be cancelled. No locks. Index: unique hash, run_driver.
-READ_CONCERNED: Final = """
+# one they were told, a run of theirs is to be cancelled. No locks. Index: unique hash, unique old hash, run_driver.
+READ_CONCERNED: Final = f"""
 SELECT w.hash
 FROM unnest(%(hashes)s::bytea[], %(modes)s::text[]) AS w(hash, mode)
-LEFT JOIN runners_runner r ON r.hash = w.hash AND r.revoked_at IS NULL
+LEFT JOIN runners_runner r ON r.revoked_at IS NULL
+    AND (r.hash = w.hash OR (r.old_hash = w.hash AND r.old_until > statement_timestamp()))
 WHERE r.id IS NULL
-   OR w.mode <> CASE WHEN r.draining_at IS NOT NULL THEN 'draining' WHEN r.paused_at IS NOT NULL THEN 'paused'
+   OR w.mode <> CASE WHEN {DRAINS} THEN 'draining' WHEN r.paused_at IS NOT NULL THEN 'paused'
                 ELSE 'active' END
    OR EXISTS (SELECT FROM admission_run h
               WHERE h.driver_kind = 'runner' AND h.driver_id = r.id AND h.state IN ('admitted', 'running')
@@ -54,22 +88,35 @@ WHERE EXISTS (SELECT FROM runners_claimrequest c WHERE c.runner_id = a.runner AN
 
 # May this runner be given work? Held to the end of the admitting transaction: pausing, draining and revoking lock the
 # row FOR UPDATE, so they wait for admissions under way and no later one gets past them. 0 rows: it may not.
-LOCK_RUNNER: Final = """
-SELECT id FROM runners_runner
-WHERE id = %(runner)s AND revoked_at IS NULL AND draining_at IS NULL AND paused_at IS NULL
+LOCK_RUNNER: Final = f"""
+SELECT id, {BOUND_IDLE} FROM runners_runner
+WHERE id = %(runner)s AND revoked_at IS NULL AND draining_at IS NULL AND paused_at IS NULL AND spent_at IS NULL
 FOR KEY SHARE
+"""
+
+# The same for a runner of one job: of two claims at once the second waits, and then finds it spent.
+LOCK_ONE_JOB_RUNNER: Final = f"""
+SELECT id, {BOUND_IDLE} FROM runners_runner
+WHERE id = %(runner)s AND revoked_at IS NULL AND draining_at IS NULL AND paused_at IS NULL AND spent_at IS NULL
+FOR NO KEY UPDATE
 """
 
 # For pause, drain and revoke: waits for every admission under way.
 LOCK_RUNNER_ALONE: Final = """
-SELECT id, name, revoked_at, draining_at, paused_at FROM runners_runner WHERE id = %(runner)s FOR UPDATE
+SELECT id, name, revoked_at, draining_at, paused_at, resume_at <= statement_timestamp() AS due
+FROM runners_runner WHERE id = %(runner)s FOR UPDATE
+"""
+
+# Runners whose pause is over. No locks. Index: runner_resume.
+READ_PAUSES_OVER: Final = """
+SELECT id FROM runners_runner WHERE resume_at <= statement_timestamp() ORDER BY resume_at LIMIT %(limit)s
 """
 
 # One use of an enrolment token. 0 rows: unknown, used up or expired. Lock: the token's row. Index: unique hash.
 USE_ENROLMENT: Final = """
 UPDATE runners_enrolmenttoken SET uses_left = uses_left - 1
 WHERE hash = %(hash)s AND uses_left > 0 AND expires_at > statement_timestamp()
-RETURNING id, shown, tenant_id, trust_labels
+RETURNING id, shown, tenant_id, trust_labels, runner_id, one_job
 """
 
 # The claim is reserved before anything is admitted for it: a repeat of the same request, also one at the same instant
@@ -78,7 +125,12 @@ RESERVE_CLAIM: Final = """
 INSERT INTO runners_claimrequest (runner_id, request_id, runs) VALUES (%(runner)s, %(request_id)s, '[]')
 ON CONFLICT (runner_id, request_id) DO NOTHING
 """
+# What is stored is a claim that got something: a runner of one job has had it.
 STORE_CLAIM: Final = """
+WITH spent AS (
+    UPDATE runners_runner SET spent_at = statement_timestamp()
+    WHERE id = %(runner)s AND one_job AND spent_at IS NULL
+)
 UPDATE runners_claimrequest SET runs = %(runs)s::jsonb WHERE runner_id = %(runner)s AND request_id = %(request_id)s
 """
 
@@ -111,12 +163,19 @@ DELETE FROM runners_claimrequest WHERE id IN (
 # are stored, or neither. The size's own predicate decides between two appends at once: the second waits for the row
 # and then does not match. The hold is judged without a lock: bytes that a driver, displaced in this moment, still adds
 # end its own attempt's log, and one that was adopted with its attempt is told the stored size at its next append.
+# Late: for a while after its end the driver that reported the end of an attempt may still deliver the rest of that
+# attempt's log, and of no other. Who had the run taken away reported no end.
 # 0 rows: superseded. `size` null: the log ends elsewhere, or was cut. Index: primary key, attempt_number.
 APPEND_LOG: Final = """
 WITH held AS (
     SELECT r.id, r.attempt, r.cancel_requested_at IS NOT NULL AS cancel FROM admission_run r
     WHERE r.id = %(run)s AND r.epoch = %(epoch)s AND r.state IN ('admitted', 'running')
       AND r.driver_kind = %(driver_kind)s AND r.driver_id = %(driver_id)s
+    UNION ALL
+    SELECT t.run_id, t.number, false FROM admission_attempt t
+    WHERE t.run_id = %(run)s AND t.epoch = %(epoch)s AND t.driver_kind = %(driver_kind)s
+      AND t.driver_id = %(driver_id)s AND t.ending IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+      AND t.released_at > statement_timestamp() - make_interval(secs => %(late)s)
 ),
 grown AS (
     UPDATE admission_attempt t
@@ -137,6 +196,16 @@ READ_LOG_END: Final = """
 SELECT log_size AS size, log_truncated AS cut FROM admission_attempt WHERE run_id = %(run)s AND number = %(attempt)s
 """
 
+# Where an attempt's log would end, from the driver that reported its end without having delivered all of it. 0 rows:
+# not its attempt. Index: attempt_number, logend_attempt.
+NOTE_LOG_END: Final = """
+INSERT INTO runners_logend (run_id, attempt, size)
+SELECT t.run_id, t.number, %(size)s FROM admission_attempt t
+WHERE t.run_id = %(run)s AND t.epoch = %(epoch)s AND t.driver_kind = %(driver_kind)s AND t.driver_id = %(driver_id)s
+  AND t.released_at IS NOT NULL
+ON CONFLICT (run_id, attempt) DO UPDATE SET size = excluded.size
+"""
+
 # A piece of a log: whole chunks, the first of which may begin before the offset. Index: logchunk_position.
 READ_LOG: Final = """
 SELECT start, data FROM runners_logchunk
@@ -149,9 +218,14 @@ ORDER BY start
 # Whose log, how long, whether more may come. `%(tenant_id)s` null: any tenant. 0 rows: no such run for this caller.
 READ_LOG_STATE: Final = """
 SELECT r.state, r.attempt AS latest, t.number, coalesce(t.log_size, 0) AS size,
-       coalesce(t.log_truncated, false) AS truncated, t.released_at IS NOT NULL AS released
+       coalesce(t.log_truncated, false) AS truncated, t.released_at IS NOT NULL AS released,
+       CASE WHEN t.log_truncated THEN 0 ELSE greatest(coalesce(e.size, 0) - coalesce(t.log_size, 0), 0) END AS missing,
+       coalesce(e.size > t.log_size AND t.released_at > statement_timestamp() - make_interval(secs => %(late)s),
+                false) AS more_may_come,
+       r.finished_at + make_interval(secs => 86400 * %(days)s::float8) AS kept_until
 FROM admission_run r
 LEFT JOIN admission_attempt t ON t.run_id = r.id AND t.number = coalesce(%(attempt)s::int, r.attempt)
+LEFT JOIN runners_logend e ON e.run_id = t.run_id AND e.attempt = t.number
 WHERE r.id = %(run)s AND (%(tenant_id)s::bigint IS NULL OR r.tenant_id = %(tenant_id)s)
 """
 
@@ -172,6 +246,14 @@ SELECT (SELECT count(*) FROM deleted) AS deleted, max(id) AS last, coalesce(bool
 FROM looked
 """
 
+# Ends of logs whose runs are gone. There are few rows: only logs that could not be delivered have one. Bounded.
+# Index: primary keys.
+DELETE_ORPHANED_LOG_ENDS: Final = """
+DELETE FROM runners_logend WHERE id IN (
+    SELECT e.id FROM runners_logend e LEFT JOIN admission_run r ON r.id = e.run_id
+    WHERE r.id IS NULL ORDER BY e.id LIMIT %(limit)s)
+"""
+
 # Runners as others see them, those heard last, with how many slots each has in use. Revoked ones too: a permit may
 # still name them. No locks. Index: run_driver (the table is small).
 READ_FACTS: Final = """
@@ -180,6 +262,7 @@ SELECT r.id, r.name, r.tenant_id, r.labels, r.trust_labels, r.executors, r.slots
        extract(epoch FROM statement_timestamp() - r.contact_at)::float8 AS heard,
        coalesce(r.revoked_at IS NULL
            AND r.contact_at >= statement_timestamp() - make_interval(secs => %(lease_seconds)s), false) AS live,
+       r.revoked_at IS NOT NULL OR r.spent_at IS NOT NULL AS gone,
        (SELECT count(*) FROM admission_run h WHERE h.driver_kind = 'runner' AND h.driver_id = r.id
             AND h.state IN ('admitted', 'running'))::int AS held
 FROM runners_runner r ORDER BY r.contact_at DESC NULLS LAST LIMIT %(limit)s

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import requests
@@ -74,7 +74,7 @@ class Transport:
                 f"{url!r} is no address of a control plane; it looks like https://host or http://host:8000"
             )
         self.url = url.rstrip("/")
-        self._auth = _Bearer(token)
+        self.token = token
         self._timeout = (CONNECT_SECONDS, read_seconds)
         self._local = threading.local()
 
@@ -84,11 +84,13 @@ class Transport:
         path: str,
         *,
         json: object = None,
-        data: bytes | None = None,
+        data: bytes | IO[bytes] | None = None,
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        read_seconds: float | None = None,
+        stream: bool = False,
     ) -> requests.Response:
-        """Send one request; returns the answer of a success.
+        """Send one request; returns the answer of a success. With `stream` its body is read by the caller.
 
         Raises:
             ApiError: the server refused.
@@ -106,8 +108,9 @@ class Transport:
                 data=data,
                 params=params,
                 headers=dict(headers or {}),
-                auth=self._auth,
-                timeout=self._timeout,
+                auth=_Bearer(self.token),
+                timeout=self._timeout if read_seconds is None else (CONNECT_SECONDS, read_seconds),
+                stream=stream,
                 allow_redirects=False,
             )
         except requests.ConnectionError as error:

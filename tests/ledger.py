@@ -253,12 +253,12 @@ def until_waiting(observer: psycopg.Connection[Any], call: Concurrent) -> None:
         time.sleep(0.005)
 
 
-def until(true: Callable[[], Any], what: str = "") -> Any:
+def until(true: Callable[[], Any], what: str = "", patience: float = PATIENCE_SECONDS) -> Any:
     """Poll until `true()` holds, and return what it said."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience
     while not (answer := true()):
         assert time.monotonic() < deadline, what or "never came true"
-        time.sleep(0.01)
+        time.sleep(max(0.01, patience / 10_000))
     return answer
 
 

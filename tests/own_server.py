@@ -51,8 +51,10 @@ class OwnServer:
 
     def start(self) -> None:
         self._run("initdb", "-U", "postgres", "--auth=trust", "--locale=C.UTF-8", "--encoding=UTF8")
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c max_connections=60"
-        self._run("pg_ctl", "-o", options, "-l", str(self._data / "log"), "-w", "start")
+        self._options = (
+            f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c max_connections=60"
+        )
+        self.come_back()
         admin_url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
         with psycopg.connect(admin_url, autocommit=True) as admin:
             admin.execute(f"CREATE ROLE {ROLE} LOGIN".encode())
@@ -66,6 +68,10 @@ class OwnServer:
     def crash_and_start(self) -> None:
         """Every session dies, nothing is flushed that was not committed, the log is replayed."""
         self._run("pg_ctl", "-m", "immediate", "-w", "-t", "120", "-l", str(self._data / "log"), "restart")
+
+    def come_back(self) -> None:
+        """Start, at first or after `stop`."""
+        self._run("pg_ctl", "-o", self._options, "-l", str(self._data / "log"), "-w", "-t", "120", "start")
 
     def stop(self) -> None:
         self._run("pg_ctl", "-m", "immediate", "-w", "stop")

@@ -6,7 +6,10 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from controlplane.management.commands.settings_page import settings_page
+from runners.cli.page import cli_page
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -15,6 +18,11 @@ def test_the_page_of_settings_is_what_the_settings_say() -> None:
     assert (ROOT / "docs/settings.md").read_text() == settings_page(), (
         "run: manage.py settings_page > docs/settings.md"
     )
+
+
+@pytest.mark.rule("X5")
+def test_the_page_of_the_command_line_is_what_the_commands_say() -> None:
+    assert (ROOT / "docs/cli.md").read_text() == cli_page(), "run: python -m runners.cli.page > docs/cli.md"
 
 
 def test_every_link_of_the_readme_leads_somewhere() -> None:

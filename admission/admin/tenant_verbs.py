@@ -125,7 +125,8 @@ class DeleteForm(ReasonForm):
     drain = forms.BooleanField(
         required=False,
         label="Drain it first",
-        help_text="Queued runs are cancelled, running ones finish, and then it goes. Otherwise live work refuses.",
+        help_text="Queued runs are cancelled, running ones finish, and then it goes, with runners of its own. "
+        "Otherwise live work and such runners refuse.",
     )
     field_order = ("drain", "reason")
 
@@ -191,7 +192,8 @@ DELETE = Verb(
     permission="admission.delete_tenant",
     perform=_delete,
     explain="Deletes the tenant with its history, batches and tokens; the audit log stays. Refused while any of its "
-    "runs has not ended or any permit is held, unless it is drained first. This is not taken back.",
+    "runs has not ended, any permit is held or it has runners of its own, unless it is drained first: then its "
+    "runners finish what they have, and are revoked and removed with it. This is not taken back.",
     form=DeleteForm,
     many=False,
     danger=True,

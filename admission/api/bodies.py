@@ -8,6 +8,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from admission.services.permits import MAX_LAPSE_SECONDS, MIN_LAPSE_SECONDS
 from admission.services.submitting import MAX_KEY, MAX_RUNS
+from admission.services.tenant_tokens import MAX_LIFETIME_SECONDS
 from admission.spec import MAX_INTEGER, RunSpec
 
 Reason = Annotated[str, Field(max_length=1000)]
@@ -105,6 +106,15 @@ class LimitBody(Body):
     tenant: str | None = Field(default=None, max_length=60, description="Slug; for a concurrency key.")
     limit: int | None = Field(ge=0, le=MAX_INTEGER)
     reason: Reason = ""
+
+
+class TokenBody(Body):
+    """A new API token of a tenant."""
+
+    name: str = Field(min_length=1, max_length=100, description="What will use it.")
+    lifetime_seconds: float | None = Field(
+        default=None, gt=0, le=MAX_LIFETIME_SECONDS, allow_inf_nan=False, description="Null: until it is revoked."
+    )
 
 
 class RenewBody(Body):

@@ -98,7 +98,7 @@ class QuotaView(View):
         return _answer(tenant, change, standing=change.after)
 
     @extend_schema(
-        operation_id="quota_remove", tags=["tenants"], parameters=[IF_MATCH, REASON], responses=QuotaSerializer
+        operation_id="quota_remove", tags=["tenants"], parameters=[IF_MATCH, REASON], responses={200: QuotaSerializer}
     )
     def delete(self, request: Request, slug: str) -> Response:
         """Remove the limit; runs are not touched."""

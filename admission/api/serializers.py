@@ -29,7 +29,7 @@ class RunSerializer(serializers.ModelSerializer[Run]):
     """A run in a list."""
 
     tenant = serializers.CharField(source="tenant.slug", read_only=True)
-    batch_name = serializers.CharField(source="batch.name", read_only=True, default=None)
+    batch_name = serializers.CharField(source="batch.name", read_only=True, default=None, allow_null=True)
 
     class Meta:
         model = Run
@@ -74,6 +74,9 @@ class SubmittedSerializer(serializers.Serializer[Any]):
     id = serializers.IntegerField(source="run", allow_null=True, help_text="The run; null: refused.")
     errors = serializers.ListField(  # type: ignore[assignment] # the base class has a property of this name
         child=serializers.DictField(child=serializers.CharField())
+    )
+    warnings = serializers.ListField(
+        child=serializers.CharField(), help_text="It is queued, and nobody enrolled could ever take it: why."
     )
 
 

@@ -86,7 +86,7 @@ class TenantView(View):
         responses={202: TenantSerializer, 204: None},
     )
     def delete(self, request: Request, slug: str) -> Response:
-        """Delete with all history: 204 gone, 202 it drains first and takes no more work, 409 it has live work."""
+        """Delete with all history: 204 gone, 202 it drains first, 409 it has live work, or runners, and does not."""
         require(request, "admission.delete_tenant")
         tenant = service.get_tenant(slug)
         drain = request.query_params.get("drain", "").lower() in ("1", "true", "yes")

@@ -7,9 +7,11 @@ from django.urls import path
 from admission.api.batches import BatchesView, BatchView
 from admission.api.limits import LimitsView
 from admission.api.permits import PermitRenewalsView, PermitRenewView, PermitsView, PermitView
+from admission.api.physical import PhysicalReconcileView, PhysicalView
 from admission.api.quotas import QuotaView
 from admission.api.runs import RunCancelView, RunsView, RunView
 from admission.api.tenants import TenantPauseView, TenantResumeView, TenantsView, TenantView
+from admission.api.tokens import TokensView, TokenView
 from admission.api.why import RunWhyView
 from controlplane.api import converters  # noqa: F401 - registers <id:> and <permit:>
 
@@ -25,7 +27,11 @@ urlpatterns = [
     path("tenants/<slug:slug>/pause", TenantPauseView.as_view(), name="tenant-pause"),
     path("tenants/<slug:slug>/resume", TenantResumeView.as_view(), name="tenant-resume"),
     path("tenants/<slug:slug>/quota", QuotaView.as_view(), name="quota"),
+    path("tokens", TokensView.as_view(), name="tokens"),
+    path("tokens/<id:token>", TokenView.as_view(), name="token"),
     path("limits", LimitsView.as_view(), name="limits"),
+    path("physical", PhysicalView.as_view(), name="physical"),
+    path("physical/reconcile", PhysicalReconcileView.as_view(), name="physical-reconcile"),
     path("permits", PermitsView.as_view(), name="permits"),
     path("permits/<permit:permit>", PermitView.as_view(), name="permit"),
     path("permits/<permit:permit>/renew", PermitRenewView.as_view(), name="permit-renew"),

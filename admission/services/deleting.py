@@ -2,18 +2,17 @@
 
 Once `deleting_at` stands nothing of the tenant is submitted, admitted or claimed any more (each of these holds its row
 and asks). What runs is finished; what is queued, also by a retry, is cancelled; when nothing is open and nothing held,
-its history goes in batches, and the tenant last. Any process may go on where another stopped.
+its history goes in batches, then what other apps keep of it (admission.belongings), and the tenant last. Any process
+may go on where another stopped.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import transaction
-from django.db.models import PROTECT
 from django.db.models.functions import Now
 
-from admission.models import Attempt, Batch, Permit, Run, Tenant
+from admission.belongings import MOST_NAMED, read_belongings
+from admission.models import Tenant
 from admission.services.runs import cancel_runs
 from admission.sql import quotas as sql
 from admission.sql import sweeping
@@ -27,20 +26,18 @@ BATCH = 500
 MOST_STEPS = 50
 """Of one call; what is left is the sweep's."""
 
-OWN = (Run, Attempt, Batch, Permit)
-"""What this module itself removes, or waits for."""
-
 
 def delete_tenant(tenant: Tenant, *, actor: Actor, reason: str, drain: bool = False) -> bool:
     """Delete a tenant with its history. True: it is gone; False: it is marked, and goes when its work has ended.
 
     Raises:
-        Conflict: it has live work and is not to be drained, or something else of it is still here.
+        Conflict: it has live work, or runners of its own, and is not to be drained.
     """
     with transaction.atomic():
         if one(sql.LOCK_TENANT, {"tenant_id": tenant.pk}) is None:
             raise NotFound(f"There is no tenant {tenant.slug!r}.")
-        _refuse_if_needed(tenant)
+        if not drain:
+            _refuse_if_in_use(tenant)
         live = tenant.runs.filter(state__in=(*HOLDING, RunState.QUEUED))[: BATCH + 1].count()
         permits = tenant.permits.filter(run__isnull=True)[: BATCH + 1].count()
         if (live or permits) and not drain:
@@ -69,19 +66,20 @@ def _counted(number: int) -> str:
     return f"more than {BATCH}" if number > BATCH else str(number)
 
 
-def _refuse_if_needed(tenant: Tenant) -> None:
-    """What other apps keep of a tenant and protect. Asked before it is marked: a mark is not taken back."""
-    for relation in Tenant._meta.related_objects:
-        model: Any = relation.related_model
-        if relation.on_delete is PROTECT and model not in OWN:
-            count = model.objects.filter(**{relation.field.name: tenant}).count()
-            if count:
-                names = model._meta.verbose_name_plural
-                raise Conflict(f"Tenant {tenant.slug!r} has {count} {names}.", code="tenant_busy")
+def _refuse_if_in_use(tenant: Tenant) -> None:
+    for belonging in read_belongings():
+        names = belonging.in_use(tenant.pk)
+        if names:
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            raise Conflict(
+                f"Tenant {tenant.slug!r} has {len(names)} {belonging.title}: {', '.join(names[:MOST_NAMED])}{more}.",
+                hint=belonging.hint,
+                code="tenant_busy",
+            )
 
 
 def _step(tenant_id: int) -> bool:
-    """One transaction: cancel what is queued, else remove a batch of history, else the tenant. False: it waits."""
+    """One step: cancel what is queued, else remove a batch of history, else the tenant. False: it waits."""
     with transaction.atomic():
         if one(sweeping.LOCK_DELETING, {"tenant_id": tenant_id}) is None:
             return False
@@ -93,9 +91,13 @@ def _step(tenant_id: int) -> bool:
             return False
         ended = list(tenant.runs.order_by("pk").values_list("pk", flat=True)[:BATCH])
         if ended:
-            Run.objects.filter(pk__in=ended).delete()
+            tenant.runs.filter(pk__in=ended).delete()
             return True
-        tenant.batches.all().delete()
-        record("deleted", "tenant", tenant.slug, actor=SYSTEM)
-        tenant.delete()
-    return True
+        # Asked under the lock of the tenant, which a new one of them would have to wait for.
+        if not any(b.model.objects.filter(tenant_id=tenant_id).exists() for b in read_belongings()):
+            tenant.batches.all().delete()
+            record("deleted", "tenant", tenant.slug, actor=SYSTEM)
+            tenant.delete()
+            return True
+    # After that transaction: a runner's row is locked before its tenant's, never after.
+    return any(b.remove(tenant_id) for b in read_belongings())

@@ -6,6 +6,8 @@ from datetime import datetime
 
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import Q
+from django.db.models.functions import Now
 
 from admission.models import ApiToken
 from controlplane.core import tokens
@@ -27,3 +29,12 @@ def issue_operator_token(
         )
         record("issue_token", "user", user, actor=actor, after={"token": token.shown, "name": name})
     return token, secret
+
+
+def is_operator_token(token: str) -> bool:
+    """Whether this is a living token of an active operator. For readers of what every operator may see."""
+    return (
+        ApiToken.objects.filter(Q(expires_at__isnull=True) | Q(expires_at__gt=Now()), hash=tokens.token_hash(token))
+        .filter(revoked_at__isnull=True, user__is_active=True)
+        .exists()
+    )

@@ -53,6 +53,11 @@ def forget_probe(kind: DriverKind, driver_id: int) -> None:
     execute(sql.FORGET_PROBE, {"driver_kind": kind.value, "driver_id": driver_id})
 
 
+def lock_machine(machine: str) -> None:
+    """Hold off admissions of the other drivers of this machine until this transaction ends."""
+    execute(sql.LOCK_MACHINE, {"machine": machine})
+
+
 def read_use(driver: Driver, machine: str) -> Use | None:
     """None: unknown. The driver is given nothing until a sample is fresh again."""
     row = one(sql.READ_USE, {**driver.identity(), "machine": machine, "age": max_age()})

@@ -108,9 +108,23 @@ def renew_runs(driver: Driver, holds: Sequence[Hold]) -> dict[Hold, HoldVerdict]
     if not holds:
         return {}
     parameters = {**_arrays(holds), **driver.identity(), "lease_seconds": driver.lease_seconds}
-    renewed = {(r["id"], r["epoch"]): r["cancel"] for r in rows(driving.RENEW_RUNS, parameters)}
+    return _judged(holds, rows(driving.RENEW_RUNS, parameters))
+
+
+def extend_starts(driver: Driver, holds: Sequence[Hold]) -> dict[Hold, HoldVerdict]:
+    """The images of these are being pulled: they need not be started yet, for a bounded time (rule Q5)."""
+    if not holds:
+        return {}
+    settings = conf()
+    seconds = {"start_seconds": settings.start_deadline_seconds, "pull_seconds": settings.pull_seconds}
+    parameters = {**_arrays(holds), **driver.identity(), "lease_seconds": driver.lease_seconds, **seconds}
+    return _judged(holds, rows(driving.EXTEND_STARTS, parameters))
+
+
+def _judged(holds: Sequence[Hold], found: Sequence[Row]) -> dict[Hold, HoldVerdict]:
+    cancels = {(row["id"], row["epoch"]): row["cancel"] for row in found}
     return {
-        hold: (HoldVerdict.CANCEL if renewed[hold] else HoldVerdict.OK) if hold in renewed else HoldVerdict.SUPERSEDED
+        hold: (HoldVerdict.CANCEL if cancels[hold] else HoldVerdict.OK) if hold in cancels else HoldVerdict.SUPERSEDED
         for hold in holds
     }
 
@@ -177,7 +191,16 @@ def _repeats(driver: Driver, settlements: Sequence[Settlement]) -> dict[Hold, Ho
         row = closed.get((s.run, s.epoch))
         same = row is not None and row["ending"] == s.ending and row["exit_code"] == s.exit_code
         verdicts[(s.run, s.epoch)] = HoldVerdict.OK if same else HoldVerdict.SUPERSEDED
-    return verdicts
+    return {**verdicts, **_acknowledged(driver, [s for s in settlements if verdicts[(s.run, s.epoch)] != "ok"])}
+
+
+def _acknowledged(driver: Driver, settlements: Sequence[Settlement]) -> dict[Hold, HoldVerdict]:
+    """OK for a cancel that was ended while its driver was silent, and that the driver now confirms (rule Q9)."""
+    cancelled = [(s.run, s.epoch) for s in settlements if s.ending == RunState.CANCELLED]
+    if not cancelled:
+        return {}
+    confirmed = rows(driving.ACKNOWLEDGE_CANCELS, {**_arrays(cancelled), **driver.identity()})
+    return {(row["id"], row["epoch"]): HoldVerdict.OK for row in confirmed}
 
 
 def take_away(
@@ -207,6 +230,45 @@ def take_away(
     if moved:
         announce()
     return [Ended(r["id"], r["attempt"], RunState(r["state"]), r["tenant_id"]) for r in moved]
+
+
+def adopt_runs(
+    driver: Driver, holds: Sequence[Hold], cause: Cause, *, parameters: Mapping[str, object] | None = None
+) -> dict[Hold, Hold]:
+    """Drive these runs on from where their dead drivers left them (T7, "adopted"), where the cause still holds.
+
+    Same attempt, same permit. Called in the transaction that has locked the new driver's row, alive, FOR KEY SHARE: no
+    declaration of its death commits in between, and a later one finds these runs. Returns the new hold for each old.
+    """
+    if not holds:
+        return {}
+    moved = rows(
+        driving.ADOPT_RUNS.format(cause=cause.predicate),
+        {
+            **_arrays(holds),
+            **driver.identity(),
+            "incarnation": driver.incarnation,
+            "driver_name": driver.name,
+            "lease_seconds": driver.lease_seconds,
+            **(parameters or {}),
+        },
+    )
+    return {(r["id"], r["held"]): (r["id"], r["epoch"]) for r in moved}
+
+
+def read_open_attempts(attempts: Sequence[tuple[int, int]]) -> list[Row]:
+    """Of these (run, attempt), the open ones, whoever drives them: id, attempt, epoch, driver, maker."""
+    if not attempts:
+        return []
+    arrays = {"runs": [run for run, _ in attempts], "attempts": [number for _, number in attempts]}
+    return rows(driving.READ_OPEN_ATTEMPTS, arrays)
+
+
+def adopted_by_others(driver: Driver, attempts: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Of these (run, attempt), once this driver's, those that go on in the same attempt under another (rule R12)."""
+    own = driver.kind.value, driver.id
+    found = read_open_attempts(attempts)
+    return {(r["id"], r["attempt"]) for r in found if (r["driver_kind"], r["driver_id"]) != own}
 
 
 def give_back(driver: Driver, holds: Sequence[Hold], reason: str, *, drained: bool = False) -> list[Ended]:

@@ -14,6 +14,8 @@ from django.db import OperationalError, transaction
 from pydantic import ValidationError
 
 from admission.models import Batch, Tenant
+from admission.references import missing_references
+from admission.services.serving import warnings_for
 from admission.spec import RunSpec, parse_spec
 from admission.sql import submitting as sql
 from admission.states import Scope
@@ -54,6 +56,8 @@ class Submitted:
     outcome: Outcome
     run: int | None = None
     errors: list[dict[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What its submitter should know; the run is queued all the same."""
 
 
 @dataclass(slots=True)
@@ -92,12 +96,20 @@ def submit_runs(
     if len(submissions) > MAX_RUNS:
         raise InvalidInput(f"{len(submissions)} runs at once; at most {MAX_RUNS}.", hint="Send them in parts.")
     results: list[Submitted | None] = [None] * len(submissions)
-    items = _validate(submissions, results)
+    items = _with_references(tenant, _validate(submissions, results), results)
     if items:
         _check_depth(tenant, len(items))
         _insert_repeating(tenant, items, results, actor, batch)
+        _warn(tenant, items, results)
     assert all(r is not None for r in results)  # noqa: S101 - each position was answered above
     return [r for r in results if r is not None]
+
+
+def _warn(tenant: Tenant, items: Sequence[_Item], results: list[Submitted | None]) -> None:
+    for item, warnings in zip(items, warnings_for(tenant.pk, [item.spec for item in items]), strict=True):
+        result = results[item.position]
+        if result is not None and result.run is not None:
+            result.warnings = warnings
 
 
 def _insert_repeating(
@@ -139,6 +151,28 @@ def _validate(submissions: Sequence[Submission], results: list[Submitted | None]
             continue
         items.append(item)
     return items
+
+
+def _with_references(tenant: Tenant, items: Sequence[_Item], results: list[Submitted | None]) -> list[_Item]:
+    """Those that name nothing that is missing. A repeat of a key is not asked: its run is there already."""
+    missing = missing_references([(tenant.pk, item.spec) for item in items])
+    known = _known_keys(tenant, [item for item, (_, sentence) in zip(items, missing, strict=True) if sentence])
+    sound = []
+    for item, (field_name, sentence) in zip(items, missing, strict=True):
+        if sentence and item.key not in known:
+            results[item.position] = Submitted(Outcome.INVALID, errors=[{"field": field_name, "error": sentence}])
+        else:
+            sound.append(item)
+    return sound
+
+
+def _known_keys(tenant: Tenant, items: Sequence[_Item]) -> set[str]:
+    keys = [item.key for item in items if item.key is not None]
+    return (
+        {row["idempotency_key"] for row in rows(sql.READ_BY_KEY, {"tenant_id": tenant.pk, "keys": keys})}
+        if keys
+        else set()
+    )
 
 
 def _check_key(key: str | None) -> str | None:

@@ -138,8 +138,9 @@ admitted AS (
 ),
 opened AS (
     INSERT INTO admission_attempt (run_id, number, tenant_id, epoch, weight, driver_kind, driver_id, driver_name,
-                                   admitted_at)
-    SELECT id, attempt, tenant_id, epoch, weight, %(driver_kind)s, %(driver_id)s, %(driver_name)s, admitted_at
+                                   maker, admitted_at)
+    SELECT id, attempt, tenant_id, epoch, weight, %(driver_kind)s, %(driver_id)s, %(driver_name)s,
+           %(incarnation)s::uuid, admitted_at
     FROM admitted
 ),
 permitted AS (

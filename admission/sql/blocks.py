@@ -68,3 +68,9 @@ asleep AS (
 awake AS (
     UPDATE admission_counter c SET backlog = true FROM asleep a WHERE c.id = a.id RETURNING c.id
 )"""
+
+BOUND_IDLE: Final = """CASE WHEN current_setting('idle_in_transaction_session_timeout') = '0'
+            THEN set_config('idle_in_transaction_session_timeout', '10s', true) END AS bounded"""
+"""For the statement that begins an admission: a driver that is stopped inside it holds the hot counter, and with it
+the fleet, until the server ends its session. Where the role has a time-out of its own, that one holds; where it has
+none, this one, for this transaction."""

@@ -138,6 +138,27 @@ moved AS (SELECT id, attempt FROM ended),
 SELECT id, tenant_id FROM ended
 """
 
+# These end because nobody can take them. The epoch proves that they waited all the time since they were looked at; it
+# is not looked at again whether somebody who could take them has come meanwhile: he did not come in time. Locks: runs
+# in order, permits, counters. Index: primary key.
+FAIL_UNSERVED: Final = f"""
+WITH locked AS (
+    SELECT r.id FROM admission_run r
+    JOIN unnest(%(runs)s::bigint[], %(epochs)s::bigint[]) AS a(id, epoch) ON a.id = r.id AND a.epoch = r.epoch
+    WHERE r.state = 'queued'
+    ORDER BY r.id FOR NO KEY UPDATE OF r
+),
+ended AS (
+    UPDATE admission_run r
+    SET state = 'failed', reason = 'no_runner', detail = %(detail)s, epoch = r.epoch + 1,
+        finished_at = clock_timestamp(), delayed = false
+    FROM locked l WHERE r.id = l.id RETURNING r.id, r.attempt, r.tenant_id
+),
+moved AS (SELECT id, attempt FROM ended),
+{RELEASE_TAIL}
+SELECT id, tenant_id FROM ended
+"""
+
 # Holds past their start deadline, runner leases that lapsed, runs past their time: candidates only, no locks; each is
 # judged again by the statement that acts. Index: run_start_deadline, run_lease, run_run_deadline.
 READ_START_DEADLINES: Final = """

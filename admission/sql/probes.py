@@ -21,6 +21,11 @@ WHERE p.machine = %(machine)s AND p.sampled_at < statement_timestamp() - make_in
 """
 FORGET_PROBE: Final = "DELETE FROM admission_probe WHERE driver_kind = %(driver_kind)s AND driver_id = %(driver_id)s"
 
+# Locks: the machine, for the rest of the transaction (see the lock order). One machine's drivers only: others
+# have other keys, and two that fall together cost a wait, nothing else. Not a row: there is none of a machine, and
+# rows of its probes are written every tick.
+LOCK_MACHINE: Final = "SELECT pg_advisory_xact_lock(hashtextextended('wharfinger.machine:' || %(machine)s, 0))"
+
 # What is in use on a machine, for one driver of it: the newest sample that is not too old, what the driver itself
 # holds, and what no sample can show yet, because it was admitted and not created, or started after the sample: its
 # own, and that of the other drivers there. 0 rows: the driver never sampled, or no sample is fresh. No locks.

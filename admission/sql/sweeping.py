@@ -28,6 +28,21 @@ READ_QUEUED: Final = """
 SELECT id FROM admission_run WHERE tenant_id = %(tenant_id)s AND state = 'queued' ORDER BY id LIMIT %(limit)s
 """
 
+# Queued runs that asked to fail where nobody can take them and have waited for at least so long, since they were
+# submitted, due, or given back; together with what they ask of a driver. Candidates, no locks. Index: run_no_runner,
+# attempt_number.
+READ_UNSERVED: Final = """
+SELECT r.tenant_id, r.labels, r.backend, r.memory_mib, r.cpu,
+       (array_agg(r.id ORDER BY r.id))[1:%(limit)s] AS runs, (array_agg(r.epoch ORDER BY r.id))[1:%(limit)s] AS epochs
+FROM admission_run r
+WHERE r.state = 'queued' AND r.spec ->> 'on_no_runner' = 'fail'
+  AND greatest(r.created_at, r.not_before, CASE WHEN r.attempt > 0 THEN (
+          SELECT max(t.released_at) FROM admission_attempt t WHERE t.run_id = r.id) END)
+      <= statement_timestamp() - make_interval(secs => %(seconds)s)
+GROUP BY r.tenant_id, r.labels, r.backend, r.memory_mib, r.cpu
+ORDER BY min(r.id) LIMIT %(limit)s
+"""
+
 # When a runner's call was last accepted, as the leases of what runners hold tell it. Null: they hold nothing.
 # Index: run_lease, from its end.
 READ_LAST_RUNNER_CALL: Final = """

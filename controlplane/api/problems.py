@@ -12,12 +12,12 @@ from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
-from django.db import InterfaceError, OperationalError
 from django.http import Http404
 from rest_framework import exceptions
 from rest_framework.response import Response
 
 from controlplane.core.errors import Conflict, DomainError, IdempotencyMismatch, InvalidInput, NotFound, TryLater
+from controlplane.core.sql import is_outage
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,6 @@ _STATUS: dict[type[DomainError], int] = {
 _OTHERS: list[tuple[tuple[type[Exception], ...], int, str, str]] = [
     ((Http404,), 404, "not_found", "There is no such thing here."),
     ((PermissionDenied,), 403, "permission_denied", "You may not do this."),
-    (
-        (OperationalError, InterfaceError),
-        503,
-        "unavailable",
-        "The database does not answer just now. Nothing is known about the effect; repeat the call.",
-    ),
     ((SuspiciousOperation, RecursionError), 400, "malformed", "The request is malformed, or nested too deeply."),
 ]
 
@@ -118,10 +112,12 @@ def _describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         return _of_domain(error)
     if isinstance(error, exceptions.APIException):
         return _of_framework(error)
+    if is_outage(error):
+        detail = "The database does not answer just now. Nothing is known about the effect; repeat the call."
+        return 503, {"detail": detail, "code": "unavailable"}, {"Retry-After": str(OUTAGE_RETRY_SECONDS)}
     for kinds, status, code, detail in _OTHERS:
         if isinstance(error, kinds):
-            headers = {"Retry-After": str(OUTAGE_RETRY_SECONDS)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
-            return status, {"detail": detail, "code": code}, headers
+            return status, {"detail": detail, "code": code}, {}
     detail = "Something failed here that should not. It is logged under the request id."
     return 500, {"detail": detail, "code": "internal"}, {}
 

@@ -48,6 +48,11 @@ class ControlPlaneSchema(AutoSchema):
         operation["responses"].setdefault("default", {"description": "Refused, wrong or failed.", "content": content})
         return operation
 
+    def _is_list_view(self, serializer: Any = None) -> bool:
+        """The generator takes a `get` without an action for that of one row; a list here answers pages."""
+        listing = getattr(self.view, "pagination_class", None) is not None and self.method == "GET"
+        return listing or bool(super()._is_list_view(serializer))
+
 
 class TokenScheme(OpenApiAuthenticationExtension):
     """Tenants and operators."""

@@ -44,6 +44,7 @@ class ControlPlaneSettings:
     recovery_interval_seconds: float = _doc(60.0, "Between two reconciliation ticks; jitter of 0-500 ms is added.")
     recovery_claim_ttl_seconds: float = _doc(300.0, "A claimant of a dead replica is succeeded after this.")
     recovery_batch_size: int = _doc(500, "Runs taken over in one transaction.")
+    recovery_log_retention_days: float = _doc(90.0, "What recovery did, and paid debts, are deleted after this.")
     permit_renew_seconds: float = _doc(600.0, "Between two renewals of a driver's permits.")
     permit_lapse_seconds: float = _doc(1800.0, "A permit not renewed for this long may be reaped.")
     start_deadline_seconds: float = _doc(60.0, "From admission to accepted start.")
@@ -52,6 +53,10 @@ class ControlPlaneSettings:
     runner_heartbeat_seconds: float = _doc(30.0, "Heartbeat interval told to runners.")
     runner_poll_seconds: float = _doc(60.0, "A claim that waits is held for this long at most.")
     web_threads: int = _doc(8, "Requests that one web process serves at once; claims that wait are not counted.")
+    pull_seconds: float = _doc(900.0, "From admission to accepted start at most, while an image pull is reported.")
+    token_overlap_seconds: float = _doc(86_400.0, "A rotated runner's old token opens for so long, or until the new.")
+    no_runner_seconds: float = _doc(300.0, "Without a living driver that could take it, a run that asked so fails.")
+    late_log_seconds: float = _doc(600.0, "How long after its end the rest of an attempt's output is taken.")
     claim_replay_seconds: float = _doc(600.0, "How long a claim's answer can be asked for again.")
     drain_seconds: float = _doc(30.0, "How long a clean stop waits for running work.")
     leader_lease_seconds: float = _doc(30.0, "A leader that does not renew for this long may be replaced.")
@@ -76,8 +81,23 @@ class ControlPlaneSettings:
     queue_depth_global: int = _doc(1_000_000, "Queued runs over all tenants; beyond it submits get 429.")
     queue_depth_tenant: int = _doc(100_000, "Queued runs of one tenant; beyond it submits get 429.")
     admission_batch: int = _doc(100, "Runs admitted in one transaction at most.")
+    metrics_token: str = _doc(
+        "", "What a scraper of /metrics sends as its bearer token; empty: operators' tokens only."
+    )
+    metrics_tenants: int = _doc(100, "So many of the fullest tenants have metrics of their own.")
     log_cap_bytes: int = _doc(16 << 20, "Stored output of one attempt; the rest is cut, visibly.")
     log_retention_days: float = _doc(30.0, "Output is deleted this long after the run ended.")
+    secrets_keys: str = _doc(
+        "", "key,key,…: what secrets are encrypted with; the first encrypts, each decrypts. Empty: SECRET_KEY."
+    )
+    secrets_keys_file: str = _doc("", "File with such keys, one a line, after those named directly.")
+    artifact_dir: str = _doc("", "Where artifacts are stored; empty: the user's data directory.")
+    artifact_bucket: str = _doc("", "S3 bucket for artifacts instead (extra `s3`); the rest by AWS_* variables.")
+    artifact_file_bytes: int = _doc(256 << 20, "Size of one kept file at most.")
+    artifact_run_bytes: int = _doc(1 << 30, "Size of all that one attempt keeps at most.")
+    artifact_count: int = _doc(1000, "Files that one attempt keeps at most.")
+    artifact_retention_days: float = _doc(30.0, "Artifacts are deleted this long after the run ended.")
+    artifact_upload_seconds: float = _doc(3600.0, "An upload that did not finish within this is given up and deleted.")
 
 
 ENVIRONMENT_PREFIX = "CONTROLPLANE_"

@@ -66,4 +66,14 @@ def proven_gone(*, machine: str, boot: str, pid: int, pid_start: int) -> bool:
     """Whether that process certainly no longer runs. False also means "not known" (another machine)."""
     if machine != machine_id():
         return False
-    return boot != boot_id() or process_start(pid) != pid_start
+    return boot != boot_id() or process_start(pid) != pid_start or _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether it has ended, every thread of it, and is only not yet waited for by its parent."""
+    try:
+        tasks = [path.name for path in Path(f"/proc/{pid}/task").iterdir()]
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z" and tasks == [str(pid)]

@@ -15,7 +15,9 @@ from controlplane.core.sql import one
 # Index: primary key.
 NOTE: Final = """
 INSERT INTO core_hold AS h (name, sign_at, taken_for, until)
-VALUES (%(name)s, coalesce(%(sign)s::timestamptz, statement_timestamp()), %(sign)s::timestamptz,
+VALUES (%(name)s, coalesce(%(sign)s::timestamptz, statement_timestamp()),
+        CASE WHEN %(sign)s::timestamptz < statement_timestamp() - make_interval(secs => %(gap)s)
+             THEN %(sign)s::timestamptz END,
         statement_timestamp() + CASE WHEN coalesce(%(sign)s::timestamptz < statement_timestamp()
             - make_interval(secs => %(gap)s), true) THEN make_interval(secs => %(length)s) ELSE interval '0' END)
 ON CONFLICT (name) DO UPDATE SET

@@ -14,13 +14,16 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, InterfaceError, InternalError, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.postgresql.base import ServerBindingCursor
 from django.db.backends.utils import CursorWrapper
 from psycopg.rows import dict_row
 
 Row = dict[str, Any]
+
+STOOD_STILL = frozenset({"25P03", "25P04"})
+"""The server ended a session that stood idle in its transaction, or whose transaction took too long."""
 
 # One cursor for each thread's connection, used again by every statement: making one costs as much as sending one.
 # Any: the stubs of Django know nothing of psycopg's cursors.
@@ -63,3 +66,15 @@ def execute(statement: str, parameters: Mapping[str, Any] | None = None) -> int:
     cursor = _cursor()
     cursor.execute(statement, parameters)
     return int(cursor.rowcount)
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether the session is gone, perhaps the server with it: nothing is known of the effect, another may be tried.
+
+    Also two kinds that are filed under "internal": what the server says to a session that stood still, and what the
+    driver says, without a code, to an answer that broke off half-way, as a pooler's does whose server went away.
+    """
+    if isinstance(error, InternalError):
+        state = getattr(error.__cause__, "sqlstate", None)
+        return state is None or state in STOOD_STILL
+    return isinstance(error, (OperationalError, InterfaceError))

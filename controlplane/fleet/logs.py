@@ -23,6 +23,8 @@ class LogText:
     text: str
     truncated: bool
     ended: bool
+    missing: int
+    """Bytes after the stored ones that were not delivered; they may yet come while it has not ended."""
 
 
 def read_text(run: int, attempt: int | None, after: int | None) -> LogText:
@@ -48,6 +50,7 @@ def read_text(run: int, attempt: int | None, after: int | None) -> LogText:
         text=data.decode(errors="replace"),
         truncated=piece.truncated,
         ended=piece.attempt_ended,
+        missing=piece.missing,
     )
 
 

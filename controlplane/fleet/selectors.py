@@ -1,4 +1,4 @@
-"""What the fleet page shows, read anew for every answer: ten statements, whatever the size of the fleet."""
+"""What the fleet page shows, read anew for every answer: eleven statements, whatever the size of the fleet."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from controlplane.fleet import sql
 from controlplane.fleet.charts import READ_DAY, Day, draw_day
 from leadership.election import LOOPS
 from leadership.selectors import Alarm, LeaseState, read_alarms, read_leases
+from recovery.selectors import Standing, read_standing
 
 COUNT_CAP = 100_000
 ENDED_CAP = 50_000
@@ -135,6 +136,7 @@ def read_fleet() -> Fleet:
         components=[
             *_components(states, permits, drivers, latency),
             *_leadership(read_leases(), read_alarms()),
+            _recovery(read_standing()),
         ],
         audit=list(AuditEntry.objects.order_by("-id")[:AUDIT_ROWS]),
         minutes=_chart(minutes),
@@ -230,6 +232,15 @@ def _leadership(leases: Sequence[LeaseState], alarms: Sequence[Alarm]) -> list[C
         note = f"term {lease.term}, {lease.seconds_left:.0f} s left{leaving}"
         leader = Component("Leader", "warn" if leaving else "good", lease.holder_name, note)
     return [leader, *(Component(ALARM_NAMES[alarm.code], "bad", "alarm", alarm.text) for alarm in alarms)]
+
+
+def _recovery(standing: Standing) -> Component:
+    """What is owed for dead replicas, and whether an outage has everyone held."""
+    note = f"{standing.escalated} not decided after five attempts" if standing.escalated else ""
+    if standing.held_until is not None:
+        note = f"{note + '; ' if note else ''}hold in force until {standing.held_until:%H:%M:%S} UTC"
+    tone = "bad" if standing.escalated else "warn" if standing.held or standing.open_debts else "good"
+    return Component("Recovery", tone, f"{standing.open_debts} owed" if standing.open_debts else "nothing owed", note)
 
 
 def _fleet_health(name: str, drivers: Sequence[DriverLine], *, needed: bool) -> Component:

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
+from admission.physical.entitlement import Unrestricted, resolve
 from controlplane.processes import guarded, send
 from controlplane.supervisor import Event, Happened, Supervisor
 from controlplane.up import children
@@ -96,7 +97,10 @@ class Fleet:
 
     def _runner_environment(self, number: int, facts: Mapping[str, Any]) -> dict[str, str]:
         """A runner knows its server and its enrolment token, not the database."""
-        hidden = ("DATABASE_URL", "DATABASE_DIRECT_URL", "REDIS_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE")
+        hidden = {"DATABASE_URL", "DATABASE_DIRECT_URL", "REDIS_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE"}
+        if not isinstance(resolve(self._env), Unrestricted):
+            # It makes containers on the same daemon: they are counted with all others (rule P4).
+            hidden.discard("REDIS_URL")
         kept = {k: v for k, v in self._env.items() if k not in hidden}
         # A runner's stored token belongs to the database that knows it: another database, another place.
         fleet = hashlib.sha256(self._env["DATABASE_URL"].encode()).hexdigest()[:12]

@@ -28,6 +28,7 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
         fields = (
             "id", "name", "incarnation", "state", "host", "pid", "version", "executor", "slots", "memory_mib", "cpu",
             "started_at", "beat_at", "beat_age_seconds", "draining_at", "drain_note", "declared_dead_at",
+            "held_until", "held_why",
         )  # fmt: skip
         read_only_fields = fields
 

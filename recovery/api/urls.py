@@ -5,10 +5,15 @@ from __future__ import annotations
 from django.urls import path
 
 from recovery.api.leases import LeasesView, RunLoopView, StepDownView
+from recovery.api.recovery import RecoveryDebtsView, RecoveryLogView, RecoveryView, RetryDebtView
 from recovery.api.replicas import ReplicasView
 
 urlpatterns = [
     path("replicas", ReplicasView.as_view(), name="replicas"),
+    path("recovery", RecoveryView.as_view(), name="recovery"),
+    path("recovery/log", RecoveryLogView.as_view(), name="recovery-log"),
+    path("recovery/debts", RecoveryDebtsView.as_view(), name="recovery-debts"),
+    path("recovery/debts/<id:debt>/retry", RetryDebtView.as_view(), name="recovery-debt-retry"),
     path("leases", LeasesView.as_view(), name="leases"),
     path("leases/<str:role>/step-down", StepDownView.as_view(), name="lease-step-down"),
     path("loops/<str:loop>/run", RunLoopView.as_view(), name="loop-run"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from admission.drivers import Driver
-from admission.services.probes import Sample, Use, read_use, record_probe
+from admission.engine import Envelope
+from admission.services.probes import Sample, Use, lock_machine, read_use, record_probe
 from controlplane.core.conf import conf
 from recovery.replica.machine import MachineReader
 from runners.agent.assignment import Capacity
@@ -25,6 +27,17 @@ class MachineEnvelope:
         self._slots = settings.replica_slots
         self._memory_mib = settings.replica_memory_mib
         self._cpu = settings.replica_cpu
+
+    def bounding(self) -> Driver:
+        """The driver, which inside each admission is given no more than the machine has left by then."""
+        bounded = self._memory_mib or self._cpu
+        return replace(self._driver, narrow=self._narrow_alone) if bounded else self._driver
+
+    def _narrow_alone(self, asked: Envelope) -> Envelope:
+        """`narrow` with the machine locked: what others there were given since the first reading is counted."""
+        lock_machine(self._machine)
+        left = self.narrow(Capacity(asked.slots, asked.memory_mib, asked.cpu))
+        return Envelope(left.slots, left.memory_mib, left.cpu)
 
     def sample(self) -> None:
         """One tick: read the machine, store what was read."""

@@ -21,6 +21,7 @@ def read_replica_facts(limit: int) -> list[DriverFacts]:
             slots=row["slots"],
             held=row["held"],
             live=row["live"],
+            gone=row["gone"],
             draining=row["draining"],
             alive_seconds_ago=row["heard"],
             backends=(row["executor"],),

@@ -21,6 +21,9 @@ from controlplane.core.sql import one
 from recovery import sql
 from recovery.models import Replica
 from recovery.services.deaths import declare_and_claim
+from recovery.services.situation import gap_seconds
+
+WATCH_SECONDS = 1.0
 
 
 class ReplicaIdInUse(Conflict):
@@ -49,7 +52,8 @@ def register_replica(name: str, process: ProcessIdentity, machine: Machine) -> R
         ReplicaIdInUse: it lives.
     """
     for earlier in Replica.objects.filter(name=name, declared_dead_at__isnull=True):
-        _displace(earlier, process)
+        if not displace_silent(earlier, process):
+            raise _in_use(name)
     try:
         with transaction.atomic():
             return Replica.objects.create(
@@ -70,15 +74,32 @@ def register_replica(name: str, process: ProcessIdentity, machine: Machine) -> R
         raise _in_use(name) from error
 
 
-def _displace(earlier: Replica, process: ProcessIdentity) -> None:
+def displace_silent(earlier: Replica, process: ProcessIdentity) -> bool:
+    """Declare an earlier incarnation of our own pinned id dead and claim it. False: it lives.
+
+    Proven gone, or watched for two beat intervals without a beat (rule L9). The own pinned id is exempt from holds.
+    """
     gone = proven_gone(machine=earlier.machine, boot=earlier.boot_id, pid=earlier.pid, pid_start=earlier.pid_start)
-    if not gone:
-        time.sleep(2 * conf().heartbeat_interval_seconds)
+    if not gone and not _stays_silent(earlier):
+        return False
     # Compare-and-set on the beat that was read first: one beat in between, and it lives.
-    if not declare_and_claim(earlier.pk, claimant=str(process.incarnation), proof="unchanged", seen=earlier.beat_at):
-        current = Replica.objects.filter(pk=earlier.pk, declared_dead_at__isnull=True).first()
-        if current is not None and current.beat_at != earlier.beat_at:
-            raise _in_use(earlier.name)
+    if declare_and_claim(earlier.pk, claimant=str(process.incarnation), proof="unchanged", seen=earlier.beat_at):
+        return True
+    current = Replica.objects.filter(pk=earlier.pk, declared_dead_at__isnull=True).first()
+    return current is None or current.beat_at == earlier.beat_at
+
+
+def _stays_silent(earlier: Replica) -> bool:
+    deadline = time.monotonic() + 2 * conf().heartbeat_interval_seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(WATCH_SECONDS, conf().heartbeat_interval_seconds / 4))
+        if (
+            Replica.objects.filter(pk=earlier.pk, declared_dead_at__isnull=True)
+            .exclude(beat_at=earlier.beat_at)
+            .exists()
+        ):
+            return False
+    return True
 
 
 def _in_use(name: str) -> ReplicaIdInUse:
@@ -90,7 +111,7 @@ def _in_use(name: str) -> ReplicaIdInUse:
 
 def beat(replica_id: int) -> bool | None:
     """One heartbeat. None: this incarnation was declared dead; else whether an operator wants it drained."""
-    row = one(sql.BEAT, {"replica": replica_id})
+    row = one(sql.BEAT, {"replica": replica_id, "gap_seconds": gap_seconds()})
     return None if row is None else bool(row["draining"])
 
 

@@ -12,7 +12,9 @@ from django.core.mail import send_mail
 from admission.services.readings import read_stuck
 from controlplane.core.conf import conf
 from controlplane.core.loops import Progress
+from controlplane.core.sql import Row, rows
 from leadership.services.intents import declare
+from recovery import sql
 
 log = logging.getLogger(__name__)
 
@@ -21,20 +23,26 @@ WEBHOOK = "stuck_run_webhook"
 """An intent of its own: while the receiver is away, only the POST is repeated, not the mail."""
 
 WEBHOOK_TIMEOUT_SECONDS = 5.0
+MOST_DEBTS = 500
 
 WHYS = {
     "cancel_unanswered": "its driver was asked to stop it and has not confirmed that it did",
     "never_admitted": "it waits in the queue and was never admitted",
+    "recovery_debt": "its replica died, and what became of it cannot be decided (see recovery debts)",
 }
 
 
 def notify_stuck() -> Progress:
     """Decide, under the leader's term, whom to tell: a run is told of once for each reason, however long it stays."""
-    found = {f"{row['id']}.{row['why']}": row for row in read_stuck()}
+    found = {f"{row['id']}.{row['why']}": row for row in [*read_stuck(), *_escalated()]}
     new = declare(KIND, found)
     if conf().notify_webhook_url:
         declare(WEBHOOK, found)
     return Progress({"stuck": len(found), "new": len(new)})
+
+
+def _escalated() -> list[Row]:
+    return rows(sql.READ_ESCALATED, {"limit": MOST_DEBTS})
 
 
 def tell(_: str, payload: Mapping[str, Any]) -> None:

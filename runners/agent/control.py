@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from runners.agent.artifacts import Kept, Limits
     from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
 
 
@@ -33,6 +34,10 @@ class LogOffset(Exception):
     def __init__(self, stored: int) -> None:
         super().__init__(f"the stored log ends at byte {stored}")
         self.stored = stored
+
+
+class ArtifactRefused(Exception):
+    """The control plane does not take this file, and never will. The message says why."""
 
 
 class Control(Protocol):
@@ -59,14 +64,28 @@ class Control(Protocol):
     def heartbeat(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         """Renew leases and permits of exactly these."""
 
+    def pulling(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
+        """Say that the images of these are being pulled: their start deadline moves on, for a bounded time."""
+
     def append_log(self, key: RunKey, offset: int, data: bytes) -> int:
         """Store log bytes that begin at `offset`; returns the stored size. Raises `LogOffset`, `Superseded`."""
+
+    @property
+    def artifact_limits(self) -> Limits:
+        """What one attempt may keep."""
+
+    def put_artifact(self, key: RunKey, kept: Kept) -> None:
+        """Store one kept file; the same again is fine. Raises `ArtifactRefused`, `Superseded`."""
 
     def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
         """Report ends. OK also for a repeat of the same result."""
 
     def give_back(self, keys: Sequence[RunKey], reason: str) -> None:
         """Return admitted runs that cannot be started here; no attempt is burned."""
+
+    def goes_on(self, key: RunKey, attempt: int) -> bool:
+        """Whether a run that is not this driver's any more goes on in that same attempt under another, who adopted
+        what executes it. Judged by the run's row."""
 
     def thread_ends(self) -> None:
         """The calling thread will not call again: let go of what is its own, such as a database connection."""

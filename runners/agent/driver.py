@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runners.agent.assignment import Assignment, Capacity, Ending, Result, RunKey, Verdict
@@ -15,10 +16,14 @@ from runners.agent.backoff import jittered
 from runners.agent.clock import now
 from runners.agent.control import ClaimCut
 from runners.agent.events import OnEvent, guarded, log_event
+from runners.agent.executors.slots import WAIT_SECONDS
 from runners.agent.holds import Hold, Holds, Phase
+from runners.agent.keeping import Keeping
 from runners.agent.lifecycle import SHUTDOWN, Lifecycle
 from runners.agent.loops import FOREVER, Loop
 from runners.agent.outbox import Outbox
+from runners.agent.placing import Placing
+from runners.agent.preparing import Preparations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
     from runners.agent.control import Control
     from runners.agent.executors.base import Executor
     from runners.agent.fence import Fence
+    from runners.agent.logs import Stored
+    from runners.agent.spool import Spool
 
 MOST_STARTS = 100
 LOG_SECONDS = 1.0
@@ -35,6 +42,7 @@ REPEAT_SECONDS = 3.0
 LABEL_RUN = "wharfinger.run"
 LABEL_ATTEMPT = "wharfinger.attempt"
 LABEL_EPOCH = "wharfinger.epoch"
+_MAY_EXECUTE = {Phase.ACCEPTED, Phase.RUNNING}
 
 
 class Driver:
@@ -53,8 +61,13 @@ class Driver:
         poll_seconds: float = 0.5,
         on_event: OnEvent = log_event,
         fence: Fence | None = None,
+        spool: Spool | None = None,
+        most: int | None = None,
+        place_seconds: float = WAIT_SECONDS,
     ) -> None:
         self.slots = slots
+        # Runs to take before it takes no more; None: no end.
+        self._most = most
         self._control = control
         self._labels = dict(labels or {})
         self._memory_mib = memory_mib
@@ -70,13 +83,35 @@ class Driver:
         self._ended = threading.Event()
         self._request: str | None = None
         self._claiming = threading.Lock()
+        self._keeping = Keeping(control, self._on_event, spool)
         self._outbox = Outbox(control, self._on_event, self._release)
-        self._lifecycle = Lifecycle(control, executor, self._outbox, self._release, self._on_event, fence)
+        self._placing = Placing(executor.slots, self._outbox.give_back, self._on_event, place_seconds)
+        self._lifecycle = Lifecycle(
+            control,
+            executor,
+            self._outbox,
+            self._release,
+            self._on_event,
+            self._displace,
+            fence,
+            self._placing.cancel,
+            self._keeping,
+        )
+        self._preparing = Preparations(
+            control, executor, self._outbox.settle, self.apply, self._wake_starts, self._on_event
+        )
         self._claims = Loop("claims", self._claim, self._on_event, control.thread_ends)
         self._starts = Loop("starts", self._start_waiting, self._on_event, control.thread_ends)
         self._beats = Loop("heartbeat", self._beat, self._on_event, control.thread_ends)
         self._logs = Loop("logs", self._flush_logs, self._on_event, control.thread_ends)
-        self._loops = [self._claims, self._starts, self._beats, self._logs, self._outbox.loop]
+        self._loops = [
+            self._claims,
+            self._starts,
+            self._beats,
+            self._logs,
+            self._preparing.loop,
+            self._outbox.loop,
+        ]
 
     # -- for its owner ----------------------------------------------------------------------------------------------
 
@@ -94,6 +129,11 @@ class Driver:
         """What it holds, from the claim to the answered result."""
         return [hold.key for hold in self._holds.all()]
 
+    @property
+    def took_all(self) -> bool:
+        """It was to take a number of runs, and has."""
+        return self._most == 0
+
     def seconds_since_claim_tick(self) -> float:
         """A wedged driver does not look alive: its owner stops beating when this grows (rule R2)."""
         return now() - self._claims.last_tick
@@ -103,11 +143,29 @@ class Driver:
         hold = self._holds.get(key)
         if hold is None or verdict is Verdict.OK:
             return
-        superseded = verdict is Verdict.SUPERSEDED
+        if verdict is Verdict.SUPERSEDED:
+            self._displace(hold)
+        else:
+            self._stop(hold, "cancelled")
+
+    def _stop(self, hold: Hold, reason: str, *, superseded: bool = False) -> None:
         first = not hold.stop_reason
-        if hold.stop("superseded" if superseded else "cancelled", superseded=superseded) and first:
+        if hold.stop(reason, superseded=superseded) and first:
             self._tell(hold, "stopping", reason=hold.stop_reason)
             self._starts.wake()
+
+    def _displace(self, hold: Hold) -> None:
+        """Its run has moved on: stopped, unless it goes on in the same attempt under another driver (rule R12).
+
+        Raises what the control plane raises: not knowing which, it is neither stopped nor let go, and asked again.
+        """
+        if hold.moved_on:
+            return
+        if hold.phase in _MAY_EXECUTE and self._control.goes_on(hold.key, hold.assignment.attempt):
+            hold.let_go()
+            self._tell(hold, "let_go")
+        else:
+            self._stop(hold, "superseded", superseded=True)
 
     def take_up(self, assignments: Iterable[Assignment]) -> None:
         """Begin with assignments that did not come by our own claim: admitted to us, their reply lost."""
@@ -116,6 +174,28 @@ class Driver:
             if self._holds.add(hold):
                 self._tell(hold, "claimed", tenant=assignment.tenant)
         self._starts.wake()
+
+    def take_over(
+        self, assignment: Assignment, maker: Mapping[str, str], deadline: float, stored: Stored | None = None
+    ) -> bool:
+        """Go on with what a dead driver started under the labels `maker`; the control plane names us as its driver.
+
+        `stored`: what it had delivered of the log. None: it is not gone on with, the control plane says where it ends.
+
+        Also beyond the slots: it is executed anyway, and nothing is claimed until there is room again. False when it
+        is held already.
+        """
+        hold = Hold(assignment, self._logs.wake)
+        hold.maker = {**self._of(assignment), **maker}
+        hold.phase = Phase.ACCEPTED
+        hold.deadline = deadline
+        if stored is not None:
+            hold.logs.go_on_after(stored)
+        if not self._holds.add(hold):
+            return False
+        self._tell(hold, "adopted", tenant=assignment.tenant)
+        self._lifecycle.begin(hold, self._labels_of(assignment))
+        return True
 
     def reconcile(self, read_open: Callable[[], Collection[RunKey]]) -> list[RunKey]:
         """Compare with the control plane's rows: stop what is not open any more, return what we do not know.
@@ -185,13 +265,16 @@ class Driver:
             # Before anything is looked at that may change meanwhile: who changes it ends the claim that is held.
             self._control.may_wait()
             free = self._free()
-            if self._draining or free.slots <= 0:
+            if self._draining or free.slots <= 0 or self.took_all:
                 if self._request is None:
                     return FOREVER
                 # Nothing more, but what a claim without an answer may have got.
                 free = Capacity(0)
             elif self._is_fenced():
                 return jittered(FENCED_SECONDS)
+            elif (free := self._placeable(free)).slots <= 0:
+                # A place may be freed by another process, which wakes nobody here.
+                return jittered(self._poll_seconds)
             # The same id until it is answered: a repeat gets what the lost answer said, not a second helping.
             self._request = self._request or uuid.uuid4().hex
             try:
@@ -199,6 +282,8 @@ class Driver:
             except ClaimCut:
                 return 0.0
             self._request = None
+            if self._most is not None:
+                self._most = max(0, self._most - len(assignments))
             self.take_up(assignments)
         if assignments and len(self._holds) < self.slots:
             return 0.0
@@ -219,20 +304,32 @@ class Driver:
         full = memory == 0 or cpu == 0
         return Capacity(0 if full else self.slots - len(held), memory, cpu)
 
+    def _placeable(self, free: Capacity) -> Capacity:
+        """No more than places are free (rule A29): who holds a run must not wait for others who wait for it."""
+        waiting = sum(not hold.placed for hold in self._holds.all(Phase.CLAIMED))
+        places = self._placing.free(waiting)
+        return free if places is None else replace(free, slots=min(free.slots, places))
+
     def _release(self, hold: Hold) -> None:
+        self._keeping.forget(hold)
         self._holds.discard(hold)
         if self._memory_mib is not None or self._cpu is not None:
             # A claim that is held asks for less than is free now, and what waits may need just that.
             self._control.stop_waiting()
         self._claims.wake()
+        if self._holds.all(Phase.CLAIMED):
+            self._starts.wake()
 
     # -- starts -----------------------------------------------------------------------------------------------------
 
     def _start_waiting(self) -> float:
         waiting = self._holds.all(Phase.CLAIMED)
-        ready = [hold for hold in waiting if not self._turned_down(hold)][:MOST_STARTS]
+        wanted = [hold for hold in waiting if not self._turned_down(hold)]
+        # The image first: no place on the machine is kept waiting for a pull.
+        prepared = [hold for hold in wanted if self._preparing.is_ready(hold)]
+        ready = self._placing.place(prepared)[:MOST_STARTS]
         if not ready:
-            return FOREVER
+            return self._placing.poll_seconds if self._holds.all(Phase.CLAIMED) else FOREVER
         asked = now()
         for hold in ready:
             hold.asked = hold.asked or asked
@@ -241,8 +338,13 @@ class Driver:
             self._begin(hold, verdicts.get(hold.key, Verdict.SUPERSEDED), asked)
         return 0.0
 
+    def _wake_starts(self) -> None:
+        self._starts.wake()
+
     def _turned_down(self, hold: Hold) -> bool:
         """Ended before anything was made for it."""
+        if hold.superseded or hold.stop_reason or (self._draining and hold.phase is Phase.CLAIMED):
+            self._placing.cancel(hold)
         if hold.superseded:
             self._forget(hold)
         elif hold.stop_reason == "cancelled":
@@ -263,7 +365,7 @@ class Driver:
         if not self._turned_down(hold):
             if self._fence is not None:
                 self._fence.begin(hold.key, hold.asked or asked)
-            self._lifecycle.begin(hold, self._labels_of(hold.assignment))
+            self._lifecycle.begin(hold, {**self._labels_of(hold.assignment), **(hold.place_labels or {})})
 
     def _forget(self, hold: Hold) -> None:
         hold.ended()
@@ -271,8 +373,10 @@ class Driver:
         self._release(hold)
 
     def _labels_of(self, assignment: Assignment) -> dict[str, str]:
-        own = {LABEL_RUN: assignment.run, LABEL_ATTEMPT: assignment.attempt, LABEL_EPOCH: assignment.epoch}
-        return {**{key: str(value) for key, value in own.items()}, **self._labels}
+        return {**self._of(assignment), LABEL_EPOCH: str(assignment.epoch), **self._labels}
+
+    def _of(self, assignment: Assignment) -> dict[str, str]:
+        return {LABEL_RUN: str(assignment.run), LABEL_ATTEMPT: str(assignment.attempt)}
 
     # -- heartbeats and logs ----------------------------------------------------------------------------------------
 

@@ -16,6 +16,12 @@ _LOUD = {
     "watchdog_gone",
     "watchdog_error",
     "fence_closed",
+    "slots_refused",
+    "slot_lost",
+    "slot_lockdown",
+    "slot_pass_failed",
+    "slot_ledger_silent",
+    "slot_leftover_removed",
 }
 
 

@@ -6,11 +6,14 @@ import threading
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from runners.agent.clock import now
 from runners.agent.logs import LogBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
+    from runners.agent.artifacts import Kept
     from runners.agent.assignment import Assignment, RunKey
     from runners.agent.executors.base import Execution
 
@@ -31,13 +34,25 @@ class Hold:
         self.assignment = assignment
         self.key: RunKey = assignment.key
         self.phase = Phase.CLAIMED
+        self.prepared = False
+        """What stands before its start is done."""
+        self.since = now()
+        self.place_labels: Mapping[str, str] | None = None
+        """What names its place among the containers that may exist, from the first question for one."""
+        self.placed = False
         self.deadline: float | None = None
         self.asked: float | None = None
         """Before the start was first asked for: if a reply was lost, that question is the one that counts."""
         self.superseded = False
         self.stop_reason = ""
+        self.maker: Mapping[str, str] | None = None
+        """By these labels is found what a dead driver started for it; None: we make it ourselves."""
+        self._let_go = False
         hidden = [*assignment.secrets.values(), assignment.job_token]
         self.logs = LogBuffer(hidden, wake=wake_logs)
+        self.kept: list[Kept] = []
+        """What it left and is to be brought to the control plane, in `place` or in the spool."""
+        self.place: Path | None = None
         self._execution: Execution | None = None
         self._lock = threading.Lock()
 
@@ -46,8 +61,10 @@ class Hold:
         with self._lock:
             self._execution = execution
             self.phase = Phase.RUNNING
-            reason = self.stop_reason
-        if reason:
+            reason, let_go = self.stop_reason, self._let_go
+        if let_go:
+            execution.let_go()
+        elif reason:
             execution.stop(reason)
 
     def stop(self, reason: str, *, superseded: bool = False) -> bool:
@@ -61,6 +78,21 @@ class Hold:
         if execution is not None:
             execution.stop(self.stop_reason)
         return True
+
+    def let_go(self) -> None:
+        """Another driver goes on with it: nothing of it is stopped, removed or reported from here on."""
+        with self._lock:
+            self.superseded = self._let_go = True
+            self.stop_reason = self.stop_reason or "adopted"
+            execution = self._execution
+        self.logs.discard()
+        if execution is not None:
+            execution.let_go()
+
+    @property
+    def moved_on(self) -> bool:
+        """It was told that its run has moved on, and does what follows."""
+        return self.superseded and bool(self.stop_reason)
 
     def ended(self) -> None:
         """Its container is confirmed gone, or was never made: from here on a stop means nothing."""

@@ -5,6 +5,7 @@ Every call of the protocol may be repeated; the driver does that, with back-off.
 
 from __future__ import annotations
 
+import gzip
 import random
 import threading
 import uuid
@@ -14,13 +15,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from admission.spec import parse_spec
+from runners.agent.artifacts import Kept, Limits
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
-from runners.agent.control import ClaimCut, ControlUnavailable, LogOffset, Superseded
+from runners.agent.control import ArtifactRefused, ClaimCut, ControlUnavailable, LogOffset, Superseded
 from runners.agent.cutting import CallCut, CuttableTransport
 from runners.agent.wording import MAX_DETAIL, MAX_REASON, storable
 from runners.transport import ApiError, Transport, Unreachable, decoded
 
-_NO_CONTENT, _UNAUTHORIZED, _CONFLICT, _RANGE, _TOO_MANY = 204, 401, 409, 416, 429
+_NO_CONTENT, _BAD, _UNAUTHORIZED, _CONFLICT, _TOO_LARGE, _RANGE, _TOO_MANY = 204, 400, 401, 409, 413, 416, 429
+# The server answers when the bytes are stored, perhaps on another machine.
+UPLOAD_SECONDS = 600.0
+
+GZIP_FROM_BYTES = 1024
+GZIP_LEVEL = 1
 
 MOST_WAIT_SECONDS = 60.0
 _random = random.SystemRandom()
@@ -36,7 +43,11 @@ class HttpControl:
     """
 
     def __init__(
-        self, transport: Transport, on_verdict: OnVerdict | None = None, waiting: CuttableTransport | None = None
+        self,
+        transport: Transport,
+        on_verdict: OnVerdict | None = None,
+        stored_token: Callable[[], str] | None = None,
+        waiting: CuttableTransport | None = None,
     ) -> None:
         self.mode = "active"
         self.revoked = False
@@ -55,12 +66,17 @@ class HttpControl:
         self._transport = transport
         self._waiting = waiting
         """Claims that are held go over this one. Without it none is held."""
+        self._stored_token = stored_token
+        self._limits = Limits()
         self._job_tokens: dict[RunKey, str] = {}
         self._lock = threading.Lock()
 
     def introduce(self) -> dict[str, Any]:
         """Ask the server who this is: proves the token, and brings the intervals."""
         answer: dict[str, Any] = self._call("GET", "/runner")
+        told = (answer.get(name) for name in ("artifact_file_bytes", "artifact_run_bytes", "artifact_count"))
+        # An older server says nothing of it and judges by its own.
+        self._limits = Limits(*(int(one) for one in told if one is not None))
         return answer
 
     def held(self) -> list[tuple[RunKey, str]]:
@@ -121,17 +137,24 @@ class HttpControl:
         """Renew leases and permits of exactly these; of none, it is a sign of life that brings cancels."""
         return self._verdicts("/runner/heartbeats", {"runs": [_named(key) for key in keys]})
 
+    def pulling(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
+        """Say that the images of these are being pulled."""
+        return self._verdicts("/runner/heartbeats", {"runs": [], "pulling": [_named(key) for key in keys]})
+
     def append_log(self, key: RunKey, offset: int, data: bytes) -> int:
         """Store log bytes; returns where the next begin."""
         with self._lock:
             token = self._job_tokens.get(key, "")
+        headers = {"Job-Token": token, "Content-Type": "application/octet-stream"}
+        if len(data) >= GZIP_FROM_BYTES:
+            data, headers = gzip.compress(data, GZIP_LEVEL), {**headers, "Content-Encoding": "gzip"}
         try:
             answer = self._call(
                 "POST",
                 f"/runner/runs/{key.run}/logs",
                 data=data,
                 params={"epoch": key.epoch, "offset": offset},
-                headers={"Job-Token": token, "Content-Type": "application/octet-stream"},
+                headers=headers,
             )
         except ApiError as error:
             if error.status == _RANGE:
@@ -142,6 +165,42 @@ class HttpControl:
         if answer["verdict"] == Verdict.CANCEL:
             self._tell(key, Verdict.CANCEL)
         return int(answer["stored"])
+
+    @property
+    def artifact_limits(self) -> Limits:
+        """As the server said when we introduced ourselves."""
+        return self._limits
+
+    def put_artifact(self, key: RunKey, kept: Kept) -> None:
+        """Store one kept file."""
+        with self._lock:
+            token = self._job_tokens.get(key, "")
+        try:
+            with kept.path.open("rb") as file:
+                self._call(
+                    "POST",
+                    f"/runner/runs/{key.run}/artifacts",
+                    # An empty file would be sent without a length.
+                    data=file if kept.size else b"",
+                    params={"epoch": key.epoch, "name": kept.name},
+                    headers={
+                        "Job-Token": token,
+                        "Artifact-Sha256": kept.sha256,
+                        "Content-Type": "application/octet-stream",
+                    },
+                    read_seconds=UPLOAD_SECONDS,
+                )
+        except ApiError as error:
+            if error.code in {"superseded", "bad_job_token"}:
+                raise Superseded(str(error)) from error
+            if error.status in (_BAD, _CONFLICT, _TOO_LARGE):
+                raise ArtifactRefused(str(error)) from error
+            raise
+
+    def remember(self, key: RunKey, job_token: str) -> None:
+        """The job token of a hold that an earlier life was given."""
+        with self._lock:
+            self._job_tokens[key] = job_token
 
     def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
         """Report ends."""
@@ -154,6 +213,10 @@ class HttpControl:
         returned = [{**_named(key), "ending": "returned", "reason": storable(reason, MAX_REASON)} for key in keys]
         self._verdicts("/runner/results", {"results": returned})
         self._forget(keys)
+
+    def goes_on(self, key: RunKey, attempt: int) -> bool:
+        """Never: a runner's runs end by its lease, and are not adopted."""
+        return False
 
     def thread_ends(self) -> None:
         """Close this thread's connection to the server."""
@@ -192,13 +255,15 @@ class HttpControl:
                 self._job_tokens.pop(key, None)
 
     def _call(self, method: str, path: str, over: Transport | None = None, **parts: Any) -> Any:
+        over = over or self._transport
+        used = over.token
         try:
-            answer = self._answer(over or self._transport, method, path, parts)
+            answer = self._answer(over, method, path, parts)
         except Unreachable as error:
             raise ControlUnavailable(str(error), retry_after=error.retry_after) from error
         except ApiError as error:
             if error.status == _UNAUTHORIZED and error.code != "bad_job_token":
-                self.revoked = True
+                self.revoked = not self._takes_up_another(over, used)
                 raise ControlUnavailable(str(error)) from error
             if error.status == _TOO_MANY or error.code == "poll_superseded":
                 raise ControlUnavailable(str(error), retry_after=error.retry_after) from error
@@ -206,6 +271,13 @@ class HttpControl:
         if answer is not None:
             self._note(answer)
         return answer
+
+    def _takes_up_another(self, over: Transport, refused: str) -> bool:
+        """Whether the token was replaced meanwhile: the call is repeated with what is stored now."""
+        with self._lock:
+            if over.token == refused and self._stored_token is not None:
+                over.token = self._stored_token() or refused
+            return over.token != refused
 
     def _answer(self, over: Transport, method: str, path: str, parts: Mapping[str, Any]) -> Any:
         response = over.call(method, path, **parts)
@@ -248,4 +320,5 @@ def _result(result: Result) -> dict[str, Any]:
         "reason": storable(result.reason, MAX_REASON),
         "detail": storable(result.detail, MAX_DETAIL),
         "exit_code": result.exit_code,
+        **({} if result.log_end is None else {"log_end": result.log_end}),
     }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from runners.agent.control import ControlUnavailable, LogOffset
 from runners.agent.masking import Masker
@@ -12,9 +14,36 @@ from runners.agent.masking import Masker
 CAP_BYTES = 16 * 1024 * 1024
 CHUNK_BYTES = 256 * 1024
 MOST_STUCK = 3
+SEAM_MARK = (
+    "another driver went on from here; what it read of the output before differs from what is stored, so lines around "
+    "here may be missing, doubled or in another order"
+)
 
 Send = Callable[[int, bytes], int]
 """Stores bytes at an offset, returns the stored size; raises `LogOffset` when the stored log ends elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a predecessor stored of the same output: its size, and the SHA-256 of it."""
+
+    size: int
+    digest: bytes
+
+
+class _Seam:
+    """Compares what is read again with what is stored of it."""
+
+    def __init__(self, stored: Stored) -> None:
+        self.left = stored.size
+        self._digest = stored.digest
+        self._seen = hashlib.sha256()
+
+    def take(self, data: bytes) -> bool:
+        """More of what was stored already; False when that is over and was not the same."""
+        self._seen.update(data)
+        self.left -= len(data)
+        return self.left > 0 or self._seen.digest() == self._digest
 
 
 class LogBuffer:
@@ -36,25 +65,74 @@ class LogBuffer:
         self._offset = 0
         self._skip = 0
         self._cut = False
+        self._seam: _Seam | None = None
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
+
+    @classmethod
+    def resumed(cls, offset: int, output: bytes) -> LogBuffer:
+        """What was masked, capped and not delivered in an earlier life."""
+        made = cls(cap=len(output))
+        made._offset = offset
+        made.write(output)
+        return made
 
     @property
     def waiting(self) -> int:
         """Bytes that are not stored yet."""
         return self._waiting
 
+    @property
+    def end(self) -> int:
+        """Where the log ends once all that waits is stored."""
+        with self._lock:
+            return self._offset + self._waiting
+
+    def hide(self, text: str) -> str:
+        """A text of our own about this run, such as an error message, with its secrets masked."""
+        return self._masker.text(text)
+
+    def go_on_after(self, stored: Stored) -> None:
+        """Before anything is written: a predecessor stored so much of the same output. That is not sent again, but
+        compared: a daemon's copy may have lost its beginning, or have two streams in another order."""
+        if stored.size:
+            self._offset = self._skip = stored.size
+            self._seam = _Seam(stored)
+
     def write(self, data: bytes) -> None:
         """Take output. Never blocks for long, never raises."""
-        self._take(self._masker.feed(data))
+        self._show(self._masker.feed(data))
 
     def close(self) -> None:
         """The output is over: what the masker held back belongs to it."""
-        self._take(self._masker.end())
+        self._show(self._masker.end())
+        if self._seam is not None:
+            # Less than was stored, so all of it was skipped; the mark is not.
+            self._seam = None
+            with self._lock:
+                self._skip = 0
+            self.note(SEAM_MARK)
+
+    def _show(self, data: bytes) -> None:
+        if self._seam is not None:
+            before, data = data[: self._seam.left], data[self._seam.left :]
+            self._take(before)
+            same = self._seam.take(before)
+            if self._seam.left > 0:
+                return
+            self._seam = None
+            if not same:
+                self.note(SEAM_MARK)
+        self._take(data)
 
     def note(self, text: str) -> None:
         """A line of our own in the log, counted like output."""
-        self._take(f"[wharfinger: {text}]\n".encode())
+        self._take(f"[wharfinger: {self.hide(text)}]\n".encode())
+
+    def undelivered(self) -> tuple[int, bytes]:
+        """Where the stored log ends as far as we know, and what follows it."""
+        with self._lock:
+            return self._offset, b"".join(self._parts)
 
     def discard(self) -> None:
         """Drop what waits and what is to come: nobody takes it any more."""

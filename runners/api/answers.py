@@ -36,7 +36,7 @@ def assignment(runner: RunnerIdentity, claimed: Claimed, state: str) -> dict[str
         "tenant": claimed.tenant,
         "spec": claimed.spec,
         "job_token": issue_job_token(run=claimed.run, epoch=claimed.epoch, runner=runner.id),
-        "secrets": {},
+        "secrets": dict(claimed.secrets),
         "state": state,
     }
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from admission.spec import MAX_INTEGER, RunSpec
 from runners.services.enrolment import MAX_SLOTS
+from runners.services.rotation import MAX_OVERLAP_SECONDS
 
 MAX_BATCH = 1000
 MAX_ID = 10**18
@@ -33,6 +34,7 @@ class EnrolBody(Message):
     slots: int = Field(default=1, ge=1, le=MAX_SLOTS)
     version: str = Field(default="", max_length=40)
     host: str = Field(default="", max_length=200)
+    one_job: bool = Field(default=False, description="Takes one run, then drains.")
 
 
 class ClaimBody(Message):
@@ -71,6 +73,16 @@ class HoldsBody(Message):
     runs: list[HoldBody] = Field(max_length=MAX_BATCH)
 
 
+class HeartbeatsBody(HoldsBody):
+    """Many holds in one call, and those whose image is being pulled."""
+
+    pulling: list[HoldBody] = Field(
+        default_factory=list,
+        max_length=MAX_BATCH,
+        description="Not started yet because of a pull: their start deadline moves on, for a bounded time.",
+    )
+
+
 class EpochBody(Message):
     """The epoch under which the run is held."""
 
@@ -85,6 +97,9 @@ class ResultFields(Message):
     reason: str = Field(default="", max_length=60)
     detail: str = Field(default="", max_length=20_000)
     exit_code: int | None = Field(default=None, ge=-(2**31), le=MAX_INTEGER)
+    log_end: int | None = Field(
+        default=None, ge=0, le=MAX_ID, description="Where the log would end, if not all of it could be delivered yet."
+    )
 
 
 class ResultBody(ResultFields):
@@ -171,6 +186,16 @@ class RunnerAnswer(Answer):
     labels: dict[str, str]
     executors: list[str]
     slots: int
+    one_job: bool
+    artifact_file_bytes: int = Field(description="Size of one kept file at most.")
+    artifact_run_bytes: int = Field(description="Size of all that one attempt keeps at most.")
+    artifact_count: int = Field(description="Files that one attempt keeps at most.")
+
+
+class DrainAnswer(Answer):
+    """How the runner stands now."""
+
+    changed: bool = Field(description="Whether this call changed it.")
 
 
 class EnrolAnswer(BaseModel):
@@ -179,6 +204,46 @@ class EnrolAnswer(BaseModel):
     id: int
     name: str
     token: str
+
+
+class DrainBody(Message):
+    """A machine asks that its runner is given nothing more."""
+
+    reason: str = Field(default="", max_length=1000, description="For the audit log.")
+
+
+class RotateBody(Message):
+    """Asks for a new token."""
+
+    overlap_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_OVERLAP_SECONDS,
+        allow_inf_nan=False,
+        description="How long the token in use opens beside the new one, until that is used; null: as configured.",
+    )
+
+
+class RotateReasonBody(RotateBody):
+    """The same by an operator, with why."""
+
+    reason: str = Field(min_length=1, max_length=1000)
+
+
+class RotatedAnswer(BaseModel):
+    """The new token is shown here once."""
+
+    id: int
+    name: str
+    token: str
+    old_until: AwareDatetime = Field(description="The token before it opens until then, or until this one was used.")
+
+
+class PauseBody(Message):
+    """Why an operator pauses a runner, and until when."""
+
+    reason: str = Field(min_length=1, max_length=1000, description="Shown as the pause's note.")
+    resume_at: Annotated[AwareDatetime | None, Field(default=None, strict=False)]
 
 
 class ReasonBody(Message):
@@ -195,4 +260,6 @@ class EnrolmentTokenBody(Message):
     lifetime_seconds: float = Field(default=3600, ge=1, le=30 * 86_400, allow_inf_nan=False)
     tenant: str | None = Field(default=None, max_length=60, description="Its runners serve this tenant only.")
     trust_labels: Labels = Field(default_factory=dict, description="Names begin with 'trust.'.")
+    runner: Id | None = Field(default=None, description="The runner whose machine comes back with it, once.")
+    one_job: bool = Field(default=False, description="Its runners take one run, then drain.")
     reason: str = Field(default="", max_length=1000)

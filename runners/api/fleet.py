@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.db.models import QuerySet
@@ -17,10 +18,11 @@ from admission.api.principals import actor_of, require
 from admission.services.tenants import get_tenant
 from controlplane.api.parsing import parse_body
 from controlplane.api.views import ListView, View
-from controlplane.core.audit import Actor
 from runners.api import bodies
+from runners.api.protocol import rotated_answer
 from runners.models import EnrolmentToken, Runner
 from runners.services import enrolment, fleet
+from runners.services.rotation import rotate_token
 
 VIEW = "runners.view_runner"
 
@@ -36,13 +38,14 @@ class EnrolmentDenied(APIException):
 class RunnerSerializer(serializers.ModelSerializer[Runner]):
     """A runner."""
 
-    tenant = serializers.CharField(source="tenant.slug", read_only=True, default=None)
+    tenant = serializers.CharField(source="tenant.slug", read_only=True, default=None, allow_null=True)
 
     class Meta:
         model = Runner
         fields = (
             "id", "name", "tenant", "shown", "labels", "trust_labels", "executors", "slots", "version", "host",
-            "enrolled_at", "contact_at", "paused_at", "pause_note", "draining_at", "revoked_at",
+            "enrolled_at", "rotated_at", "contact_at", "paused_at", "pause_note", "resume_at", "draining_at",
+            "revoked_at", "one_job", "spent_at",
         )  # fmt: skip
         read_only_fields = fields
 
@@ -50,7 +53,7 @@ class RunnerSerializer(serializers.ModelSerializer[Runner]):
 class EnrolmentTokenSerializer(serializers.ModelSerializer[EnrolmentToken]):
     """An enrolment token; its secret is in the answer to its issue only."""
 
-    tenant = serializers.CharField(source="tenant.slug", read_only=True, default=None)
+    tenant = serializers.CharField(source="tenant.slug", read_only=True, default=None, allow_null=True)
 
     class Meta:
         model = EnrolmentToken
@@ -64,6 +67,8 @@ class EnrolmentTokenSerializer(serializers.ModelSerializer[EnrolmentToken]):
             "expires_at",
             "created_at",
             "created_by",
+            "runner",
+            "one_job",
         )
         read_only_fields = fields
 
@@ -95,7 +100,9 @@ class EnrolView(View):
     def post(self, request: Request) -> Response:
         """Give an enrolment token, get the runner's own, which is shown here once."""
         body = parse_body(bodies.EnrolBody, request)
-        machine = enrolment.Machine(body.name, body.slots, tuple(body.executors), body.version, body.host)
+        machine = enrolment.Machine(
+            body.name, body.slots, tuple(body.executors), body.version, body.host, one_job=body.one_job
+        )
         try:
             runner, token = enrolment.enrol(body.token, machine, body.labels)
         except enrolment.EnrolmentRefused as error:
@@ -128,9 +135,11 @@ class RunnerVerbView(View):
     def act(self, request: Request, runner: int, verb: Callable[..., object]) -> Response:
         """Check, act, and show the runner as it stands now."""
         require(request, self.permission)
-        body = parse_body(bodies.ReasonBody, request)
-        actor: Actor = actor_of(request)
-        verb(runner, actor=actor, reason=body.reason)
+        return self.done(request, runner, verb, parse_body(bodies.ReasonBody, request).reason)
+
+    def done(self, request: Request, runner: int, verb: Callable[..., object], reason: str) -> Response:
+        """Act, and show."""
+        verb(runner, actor=actor_of(request), reason=reason)
         row = Runner.objects.select_related("tenant").get(pk=runner)
         return Response(RunnerSerializer(row).data)
 
@@ -138,10 +147,13 @@ class RunnerVerbView(View):
 class RunnerPauseView(RunnerVerbView):
     """Pausing."""
 
-    @extend_schema(operation_id="runners_pause", tags=["fleet"], request=bodies.ReasonBody, responses=RunnerSerializer)
+    @extend_schema(operation_id="runners_pause", tags=["fleet"], request=bodies.PauseBody, responses=RunnerSerializer)
     def post(self, request: Request, runner: int) -> Response:
-        """No new work until resumed."""
-        return self.act(request, runner, fleet.pause_runner)
+        """No new work until resumed, by somebody or at a time."""
+        require(request, self.permission)
+        body = parse_body(bodies.PauseBody, request)
+        pause = partial(fleet.pause_runner, resume_at=body.resume_at)
+        return self.done(request, runner, pause, body.reason)
 
 
 class RunnerDrainView(RunnerVerbView):
@@ -175,6 +187,22 @@ class RunnerRevokeView(RunnerVerbView):
     def post(self, request: Request, runner: int) -> Response:
         """Its token is dead from the next call on, and its runs are taken from it."""
         return self.act(request, runner, fleet.revoke_runner)
+
+
+class RunnerRotateView(View):
+    """A new token for a runner."""
+
+    @extend_schema(
+        operation_id="runners_rotate", tags=["fleet"], request=bodies.RotateReasonBody, responses=bodies.RotatedAnswer
+    )
+    def post(self, request: Request, runner: int) -> Response:
+        """The new token is in this answer and nowhere else; the old one opens until it was used."""
+        require(request, "runners.rotate_runner")
+        body = parse_body(bodies.RotateReasonBody, request)
+        rotated = rotate_token(
+            runner, actor=actor_of(request), reason=body.reason, overlap_seconds=body.overlap_seconds
+        )
+        return Response(rotated_answer(rotated))
 
 
 class EnrolmentTokensView(ListView[EnrolmentToken]):
@@ -211,6 +239,8 @@ class EnrolmentTokensView(ListView[EnrolmentToken]):
             lifetime=timedelta(seconds=body.lifetime_seconds),
             tenant=get_tenant(body.tenant) if body.tenant else None,
             trust_labels=body.trust_labels,
+            runner=fleet.get_runner(body.runner) if body.runner is not None else None,
+            one_job=body.one_job,
             reason=body.reason,
         )
         row.secret = secret

@@ -6,13 +6,11 @@ The paths of one run also need its job token; the batch forms prove each hold by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.exceptions import AuthenticationFailed, ValidationError
-from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -20,18 +18,28 @@ from admission.drivers import Driver
 from admission.engine import Envelope
 from admission.services import runs as holds
 from admission.services.runs import Hold, HoldVerdict, Settlement
-from controlplane.api.pagination import whole_number
-from controlplane.api.parsing import MIB, declared_length, parse_body, read_bounded
-from controlplane.api.problems import RangeNotSatisfiable, Superseded
+from controlplane.api.bearer import bearer
+from controlplane.api.parsing import parse_body
+from controlplane.api.problems import Superseded
 from controlplane.api.views import View
+from controlplane.core.audit import Actor
+from controlplane.core.conf import conf
 from runners.api import answers, bodies
 from runners.api.authentication import RunnerAuthentication
 from runners.services import claims, logs
-from runners.services.fleet import RunnerIdentity, refuse_unfenced, runner_driver
+from runners.services.fleet import (
+    RunnerIdentity,
+    drain_runner,
+    find_runner,
+    refuse_unfenced,
+    resume_own,
+    runner_driver,
+)
+from runners.services.hiding import hidden_text
 from runners.services.jobs import is_job_token
+from runners.services.rotation import Rotated, rotate_token
 
-MAX_CHUNK_BYTES = MIB
-DRAIN_REASONS = ("drained", "shutdown", "fenced")
+DRAIN_REASONS = ("drained", "shutdown", "fenced", "no_slot")
 JOB_TOKEN = OpenApiParameter("Job-Token", str, "header", required=True, description="From the assignment.")
 
 
@@ -64,12 +72,6 @@ class RunnerView(View):
                 "The header Job-Token is not the one of this run and epoch.", code="bad_job_token"
             )
 
-    def verdict(self, run: int, epoch: int, verdict: HoldVerdict) -> Response:
-        """The answer about one run."""
-        if verdict is HoldVerdict.SUPERSEDED:
-            raise Superseded
-        return Response({"run": run, "epoch": epoch, "verdict": verdict.value, **self.intervals()})
-
     def verdicts(self, found: dict[Hold, HoldVerdict]) -> Response:
         """The answer about many."""
         listed = [{"run": run, "epoch": epoch, "verdict": v.value} for (run, epoch), v in found.items()]
@@ -84,7 +86,11 @@ class SelfView(RunnerView):
         """Whether the token is alive, and what the server knows."""
         runner = self.runner
         facts = {"id": runner.id, "name": runner.name, "labels": dict(runner.labels), "slots": runner.slots}
-        return Response({**facts, "executors": list(runner.executors), **self.intervals()})
+        more = {"executors": list(runner.executors), "one_job": runner.one_job}
+        caps = {
+            name: getattr(conf(), name) for name in ("artifact_file_bytes", "artifact_run_bytes", "artifact_count")
+        }
+        return Response({**facts, **more, **caps, **self.intervals()})
 
 
 class ClaimsView(RunnerView):
@@ -115,7 +121,7 @@ class ClaimsView(RunnerView):
         body = parse_body(bodies.ClaimBody, request)
         refuse_unfenced(body.fence_seconds)
         envelope = Envelope(min(body.slots, self.runner.slots), body.memory_mib, body.cpu)
-        claimed = claims.claim_runs(self.driver, body.request_id, envelope)
+        claimed = claims.claim_with_secrets(self.driver, body.request_id, envelope)
         answer = answers.claim_answer(self.runner, claimed)
         if answer is None:
             return Response(status=204, headers=answers.nothing_headers(self.runner, answers.POLL_SECONDS))
@@ -132,56 +138,60 @@ class HoldsView(RunnerView):
         return Response({"assignments": listed, **self.intervals()})
 
 
-class StartView(RunnerView):
-    """Starting one run."""
+class OneRunView(RunnerView):
+    """A verb over one hold, which its job token proves."""
 
-    @extend_schema(
-        operation_id="runner_start",
+    def about(
+        self, request: Request, run: int, epoch: int, verb: Callable[[Driver, Hold], dict[Hold, HoldVerdict]]
+    ) -> Response:
+        """The verdict about this hold; 409 when it has moved on."""
+        self.prove_job(request, run, epoch)
+        verdict = verb(self.driver, (run, epoch))[(run, epoch)]
+        if verdict is HoldVerdict.SUPERSEDED:
+            raise Superseded
+        return Response({"run": run, "epoch": epoch, "verdict": verdict.value, **self.intervals()})
+
+
+def _one_run(operation: str, body: type[bodies.Message]) -> Callable[[Any], Any]:
+    """The schema that the verbs over one hold share."""
+    return extend_schema(
+        operation_id=operation,
         tags=["runner"],
         parameters=[JOB_TOKEN],
-        request=bodies.EpochBody,
+        request=body,
         responses=bodies.OneVerdictAnswer,
     )
+
+
+class StartView(OneRunView):
+    """Starting one run."""
+
+    @_one_run("runner_start", bodies.EpochBody)
     def post(self, request: Request, run: int) -> Response:
         """Only after `ok` may anything of it be executed; 409: it has moved on."""
         epoch = parse_body(bodies.EpochBody, request).epoch
-        self.prove_job(request, run, epoch)
-        return self.verdict(run, epoch, holds.start_runs(self.driver, [(run, epoch)])[(run, epoch)])
+        return self.about(request, run, epoch, lambda driver, hold: holds.start_runs(driver, [hold]))
 
 
-class HeartbeatView(RunnerView):
+class HeartbeatView(OneRunView):
     """Renewing one run's lease."""
 
-    @extend_schema(
-        operation_id="runner_heartbeat",
-        tags=["runner"],
-        parameters=[JOB_TOKEN],
-        request=bodies.EpochBody,
-        responses=bodies.OneVerdictAnswer,
-    )
+    @_one_run("runner_heartbeat", bodies.EpochBody)
     def post(self, request: Request, run: int) -> Response:
         """Renews the lease and the permits of the run."""
         epoch = parse_body(bodies.EpochBody, request).epoch
-        self.prove_job(request, run, epoch)
-        return self.verdict(run, epoch, holds.renew_runs(self.driver, [(run, epoch)])[(run, epoch)])
+        return self.about(request, run, epoch, lambda driver, hold: holds.renew_runs(driver, [hold]))
 
 
-class ResultView(RunnerView):
+class ResultView(OneRunView):
     """Reporting one run's end."""
 
-    @extend_schema(
-        operation_id="runner_result",
-        tags=["runner"],
-        parameters=[JOB_TOKEN],
-        request=bodies.ResultFields,
-        responses=bodies.OneVerdictAnswer,
-    )
+    @_one_run("runner_result", bodies.ResultFields)
     def post(self, request: Request, run: int) -> Response:
         """Exactly once: a repeat of the same result is 200 too, another's is 409."""
         body = parse_body(bodies.ResultFields, request)
-        self.prove_job(request, run, body.epoch)
         result = bodies.ResultBody(run=run, **body.model_dump())
-        return self.verdict(run, body.epoch, settle(self.driver, [result])[(run, body.epoch)])
+        return self.about(request, run, body.epoch, lambda driver, _: settle(driver, [result]))
 
 
 class StartsView(RunnerView):
@@ -199,11 +209,65 @@ class HeartbeatsView(RunnerView):
     """Renewing many leases."""
 
     @extend_schema(
-        operation_id="runner_heartbeats", tags=["runner"], request=bodies.HoldsBody, responses=bodies.VerdictsAnswer
+        operation_id="runner_heartbeats",
+        tags=["runner"],
+        request=bodies.HeartbeatsBody,
+        responses=bodies.VerdictsAnswer,
     )
     def post(self, request: Request) -> Response:
         """One verdict for each; an empty list is a sign of life."""
-        return self.verdicts(holds.renew_runs(self.driver, _holds(request)))
+        body = parse_body(bodies.HeartbeatsBody, request)
+        pulled = holds.extend_starts(self.driver, _named(body.pulling))
+        return self.verdicts(pulled | holds.renew_runs(self.driver, _named(body.runs)))
+
+
+class DrainView(RunnerView):
+    """The calling runner's own drain."""
+
+    @extend_schema(
+        operation_id="runner_drain", tags=["runner"], request=bodies.DrainBody, responses=bodies.DrainAnswer
+    )
+    def post(self, request: Request) -> Response:
+        """No new work from now on. An operator's drain is not changed by it."""
+        reason = parse_body(bodies.DrainBody, request).reason or "asked by its machine"
+        changed = drain_runner(self.runner.id, actor=runner_actor(request, self.runner), reason=reason, own=True)
+        return Response({"changed": changed, **self.intervals(), "mode": "draining"})
+
+    @extend_schema(operation_id="runner_resume", tags=["runner"], responses={200: bodies.DrainAnswer})
+    def delete(self, request: Request) -> Response:
+        """Takes back the own drain; an operator's stays."""
+        changed = resume_own(self.runner.id, actor=runner_actor(request, self.runner))
+        now = find_runner(bearer(request) or "")
+        return Response({"changed": changed, **self.intervals(), "mode": now.mode if now else "draining"})
+
+
+class RotateView(RunnerView):
+    """A new token for the calling runner."""
+
+    @extend_schema(
+        operation_id="runner_rotate", tags=["runner"], request=bodies.RotateBody, responses=bodies.RotatedAnswer
+    )
+    def post(self, request: Request) -> Response:
+        """Both tokens open until the new one is used; asked again after a lost answer, it gives another new one."""
+        body = parse_body(bodies.RotateBody, request)
+        runner = self.runner
+        rotated = rotate_token(
+            runner.id,
+            actor=runner_actor(request, runner),
+            used=bearer(request),
+            overlap_seconds=body.overlap_seconds,
+        )
+        return Response(rotated_answer(rotated))
+
+
+def runner_actor(request: Request, runner: RunnerIdentity) -> Actor:
+    """Who goes into the audit log."""
+    return Actor(f"runner {runner.name}", request_id=request.META.get("wharfinger.request_id", ""))
+
+
+def rotated_answer(rotated: Rotated) -> dict[str, Any]:
+    """The one answer that holds the new token."""
+    return {"id": rotated.runner, "name": rotated.name, "token": rotated.token, "old_until": rotated.old_until}
 
 
 class ResultsView(RunnerView):
@@ -221,63 +285,24 @@ class ResultsView(RunnerView):
         return self.verdicts(settle(self.driver, body.results))
 
 
-class BytesParser(BaseParser):
-    """Leaves the body to the view, whatever it is called."""
-
-    media_type = "*/*"
-
-    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
-        """Bounded, like every body."""
-        request = (parser_context or {})["request"]
-        return read_bounded(stream, declared_length(request), MAX_CHUNK_BYTES)
-
-
-class LogAppendView(RunnerView):
-    """Storing output."""
-
-    parser_classes = [BytesParser]
-
-    @extend_schema(
-        operation_id="runner_log_append",
-        tags=["runner"],
-        parameters=[
-            JOB_TOKEN,
-            OpenApiParameter("epoch", int, required=True),
-            OpenApiParameter("offset", int, required=True, description="Where these bytes begin."),
-        ],
-        request={"application/octet-stream": OpenApiTypes.BINARY},
-        responses=bodies.LogAnswer,
-    )
-    def post(self, request: Request, run: int) -> Response:
-        """Append. 416 with `stored` when the log ends elsewhere: go on from there."""
-        if not {"epoch", "offset"} <= set(request.query_params):
-            raise ValidationError({"offset": "give ?epoch= and ?offset="})
-        epoch = whole_number(request, "epoch", 0, bodies.MAX_ID)
-        offset = whole_number(request, "offset", 0, bodies.MAX_ID)
-        self.prove_job(request, run, epoch)
-        body: Any = request.data
-        data = body if isinstance(body, bytes) else b""
-        try:
-            done = logs.append_log(self.driver, run, epoch, offset, data)
-        except logs.OffsetMismatch as error:
-            raise RangeNotSatisfiable(str(error), stored=error.stored) from error
-        except logs.HoldSuperseded as error:
-            raise Superseded from error
-        verdict = "cancel" if done.cancel else "ok"
-        return Response({"stored": done.stored, "verdict": verdict, **self.intervals()})
-
-
 def _holds(request: Request) -> list[Hold]:
-    body = parse_body(bodies.HoldsBody, request)
-    # Once each: a hold named twice is one hold.
-    return list(dict.fromkeys((one.run, one.epoch) for one in body.runs))
+    return _named(parse_body(bodies.HoldsBody, request).runs)
+
+
+def _named(listed: Sequence[bodies.HoldBody]) -> list[Hold]:
+    """Once each: a hold named twice is one hold."""
+    return list(dict.fromkeys((one.run, one.epoch) for one in listed))
 
 
 def settle(driver: Driver, results: Sequence[bodies.ResultBody]) -> dict[Hold, HoldVerdict]:
     """Ends and returns of holds; returned ones are answered `ok` if they were held, else `superseded`."""
     ended = [r for r in results if r.ending != "returned"]
-    settlements = [Settlement(r.run, r.epoch, r.ending, r.reason, r.detail, r.exit_code) for r in ended]
+    settlements = [
+        Settlement(r.run, r.epoch, r.ending, r.reason, hidden_text(r.run, r.detail), r.exit_code) for r in ended
+    ]
     verdicts, _ = holds.settle_runs(driver, settlements)
+    cut_short = [r for r in ended if r.log_end is not None and verdicts[(r.run, r.epoch)] is HoldVerdict.OK]
+    logs.note_log_ends(driver, [(r.run, r.epoch, r.log_end or 0) for r in cut_short])
     returned = [r for r in results if r.ending == "returned"]
     for reason in dict.fromkeys(r.reason for r in returned):
         asked = [(r.run, r.epoch) for r in returned if r.reason == reason]

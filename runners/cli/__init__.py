@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from runners.cli import limits, runner
+from runners.cli import limits, runner, secret, token
+from runners.cli.artifacts import artifacts
 from runners.cli.config import load_config, read_secret
+from runners.cli.logs import print_log, print_log_json
 from runners.cli.options import AsJson, TokenFile, Url, client
-from runners.cli.output import Exit, err, fail, guarded, print_json, print_table
+from runners.cli.output import Exit, err, fail, guarded, print_json, print_table, run_exit_code
 from runners.cli.submit import run_file, run_single
 from runners.cli.why import show_why
 from runners.client import Client
@@ -23,7 +25,11 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(runner.app, name="runner")
+app.add_typer(secret.app, name="secret")
 
+app.add_typer(token.app, name="token")
+
+app.command()(artifacts)
 app.command()(limits.limits)
 app.command("set-limit")(limits.set_limit)
 
@@ -49,8 +55,10 @@ def submit(  # noqa: PLR0913, PLR0917 - options, each by its name
     file: Annotated[str | None, typer.Option(help="Runs as JSON lines; - is standard input.")] = None,
     batch: Annotated[str, typer.Option(help="Name of the batch; without it the file's name.")] = "",
     again: Annotated[bool, typer.Option("--again", help="Submit anew what was submitted before.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until all ended; exit code 1 unless all succeeded.")] = False,
-    image: Annotated[str, typer.Option(help="Image of the one run.")] = "",
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until all ended. One run: ends as it did; a file: 1 unless all succeeded.")
+    ] = False,
+    image: Annotated[str, typer.Option(envvar="WHARFINGER_IMAGE", help="Image of the one run.")] = "",
     name: Annotated[str, typer.Option(help="Name of the one run.")] = "",
     url: Url = None,
     token_file: TokenFile = None,
@@ -100,26 +108,35 @@ def runs(  # noqa: PLR0917 - options, each by its name
 
 
 @app.command()
-def logs(
+def logs(  # noqa: PLR0917 - options, each by its name
     run: Annotated[int, typer.Argument(help="The run's id.")],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
     attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; without it the latest.")] = None,
     url: Url = None,
     token_file: TokenFile = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a run's output."""
+    """Print a run's output. Where bytes of it are missing is said on standard error."""
     calls = client(url, token_file)
-    guarded(lambda: _print_log(calls, run, attempt, follow=follow))
+    show = print_log_json if as_json else print_log
+    guarded(lambda: show(calls.follow_log(run, follow=follow, attempt=attempt)))
 
 
-def _print_log(calls: Client, run: int, attempt: int | None, *, follow: bool) -> None:
-    shown = 0
-    for part in calls.follow_log(run, follow=follow, attempt=attempt):
-        if shown and part.attempt != shown:
-            err.print(f"[attempt {part.attempt}]", markup=False)
-        shown = part.attempt
-        sys.stdout.buffer.write(part.data)
-        sys.stdout.buffer.flush()
+@app.command()
+def wait(
+    run: Annotated[int, typer.Argument(help="The run's id.")],
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until a run has ended, and end as it did."""
+    calls = client(url, token_file)
+    found = guarded(lambda: calls.wait(run))
+    if as_json:
+        print_json(found)
+    else:
+        err.print(f"run {run}: {found['state']} {found['reason']}".rstrip())
+    raise typer.Exit(run_exit_code(found))
 
 
 @app.command()
@@ -128,21 +145,27 @@ def cancel(
     reason: Annotated[str, typer.Option(help="For the run's history.")] = "",
     url: Url = None,
     token_file: TokenFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Cancel runs. A queued one ends at once, one that runs when its driver has stopped it."""
     calls = client(url, token_file)
-    failed = False
-    for one in run:
-        try:
-            answer = calls.cancel(one, reason)
-        except ApiError as error:
-            err.print(f"run {one}: {error}", markup=False)
-            failed = True
-            continue
+    answers = [guarded(lambda one=one: _cancel(calls, one, reason)) for one in run]  # type: ignore[misc]
+    if as_json:
+        print_json(answers)
+    for answer in answers if not as_json else ():
         asked = "cancelled" if answer["state"] == "cancelled" else "cancel requested"
-        err.print(f"run {one}: {asked}")
-    if failed:
+        err.print(f"run {answer['run']}: {answer['error'] or asked}", markup=False)
+    if any(answer["error"] for answer in answers):
         raise typer.Exit(Exit.FAILED)
+
+
+def _cancel(calls: Client, run: int, reason: str) -> dict[str, Any]:
+    try:
+        return {"run": run, "state": calls.cancel(run, reason)["state"], "error": ""}
+    except ApiError as error:
+        if error.status in (401, 403):
+            raise
+        return {"run": run, "state": None, "error": str(error)}
 
 
 @app.command()

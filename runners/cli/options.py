@@ -15,7 +15,7 @@ Url = Annotated[str | None, typer.Option(envvar="WHARFINGER_URL", help="Address 
 TokenFile = Annotated[
     Path | None, typer.Option("--token-file", help="File with the token; else WHARFINGER_TOKEN(_FILE), else login's.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+AsJson = Annotated[bool, typer.Option("--json", envvar="WHARFINGER_JSON", help="JSON on standard output.")]
 
 
 def client(url: str | None, token_file: Path | None) -> Client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Any, NoReturn, TypeVar
 
@@ -26,17 +26,48 @@ class WrongInput(Exception):
 
 
 class Exit(IntEnum):
-    """Exit codes of the command line; 69, 77 and 78 as in sysexits.h."""
+    """Exit codes of the command line; 69, 75, 77 and 78 as in sysexits.h, 124 as of timeout(1), 130 as of Ctrl-C."""
 
     DONE = 0
     FAILED = 1
     WRONG_INPUT = 2
     UNREACHABLE = 69
+    INTERRUPTED = 75
     CREDENTIAL = 77
     CONFIGURATION = 78
+    TIMED_OUT = 124
+    CANCELLED = 130
 
 
-def fail(code: Exit, text: str, *more: str) -> NoReturn:
+MEANINGS = {
+    Exit.DONE: "Done; of what was waited for, everything succeeded.",
+    Exit.FAILED: "The server refused, or what was waited for did not succeed and has no exit code of its own.",
+    Exit.WRONG_INPUT: "What was given is wrong; nothing of it was sent.",
+    Exit.UNREACHABLE: "The server did not answer in time; nothing is known about the effect.",
+    Exit.INTERRUPTED: "The run that was waited for was interrupted and is not tried again.",
+    Exit.CREDENTIAL: "The token is unknown, revoked or expired, or may not do this.",
+    Exit.CONFIGURATION: "No server or no token is configured, or the configuration cannot be read.",
+    Exit.TIMED_OUT: "The run that was waited for ran out of its time.",
+    Exit.CANCELLED: "The run that was waited for was cancelled.",
+}
+_ENDINGS = {
+    "succeeded": Exit.DONE,
+    "timed_out": Exit.TIMED_OUT,
+    "cancelled": Exit.CANCELLED,
+    "interrupted": Exit.INTERRUPTED,
+}
+MOST_CODE = 255
+
+
+def run_exit_code(run: Mapping[str, Any]) -> int:
+    """As which this command ends after waiting for a run: as the run did by itself, else as its ending says."""
+    code = run["exit_code"]
+    if run["state"] == "failed" and code is not None and 0 < code <= MOST_CODE:
+        return int(code)
+    return _ENDINGS.get(run["state"], Exit.FAILED)
+
+
+def fail(code: int, text: str, *more: str) -> NoReturn:
     """Say what, why and what to do, and end."""
     err.print(f"error: {text}", markup=False)
     for line in more:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from admission.spec import parse_spec
 from runners.cli.jsonl import Line, Lines, describe, portions, ranges, read_lines
-from runners.cli.output import Exit, WrongInput, err, print_json
+from runners.cli.output import Exit, WrongInput, err, print_json, run_exit_code
 from runners.client import TERMINAL, Client
 from runners.transport import ApiError, Unreachable
 
@@ -30,6 +30,8 @@ class Report:
     submitted: dict[int, int] = field(default_factory=dict)
     existed: dict[int, int] = field(default_factory=dict)
     wrong: dict[int, str] = field(default_factory=dict)
+    warned: dict[str, list[int]] = field(default_factory=dict)
+    """What the server said of runs that it took, and of which lines."""
     unsent: list[int] = field(default_factory=list)
     failure: str = ""
     counts: dict[str, int] | None = None
@@ -41,6 +43,7 @@ class Report:
             "existed": [{"line": number, "run": run} for number, run in self.existed.items()],
             "wrong": [{"line": number, "error": error} for number, error in sorted(self.wrong.items())],
             "unsent": self.unsent,
+            "warnings": [{"warning": text, "lines": numbers} for text, numbers in self.warned.items()],
         }
         return {"batch": self.batch, "id": self.batch_id, **lines, "failure": self.failure, "counts": self.counts}
 
@@ -105,6 +108,8 @@ def _send(client: Client, lines: Lines, report: Report) -> None:
 def _note(report: Report, portion: list[Line], answer: Mapping[str, Any]) -> None:
     report.batch_id = answer["id"] or report.batch_id
     for line, item in zip(portion, answer["items"], strict=True):
+        for warning in item["warnings"]:
+            report.warned.setdefault(warning, []).append(line.number)
         if item["outcome"] == "created":
             report.submitted[line.number] = item["id"]
         elif item["outcome"] == "existed":
@@ -129,6 +134,8 @@ def say_report(report: Report) -> None:
         )
     if report.wrong:
         err.print(f"{len(report.wrong)} lines are wrong and were not submitted: lines {ranges(report.wrong)}")
+    for warning, numbers in report.warned.items():
+        err.print(f"warning, lines {ranges(numbers)}: {warning}", markup=False)
     if report.failure:
         err.print(f"error: {report.failure}", markup=False)
         err.print(
@@ -186,6 +193,8 @@ def run_single(client: Client, spec: dict[str, Any], *, wait: bool, as_json: boo
         raise WrongInput(f"the run is wrong: {describe(error)}") from error
     # The key makes the call repeatable through an outage; a second command is a second run.
     answer: dict[str, Any] = client.submit(spec, key=secrets.token_hex(16))
+    for warning in answer["warnings"]:
+        err.print(f"warning: {warning}", markup=False)
     if wait:
         answer = client.wait(answer["id"])
     if as_json:
@@ -194,4 +203,4 @@ def run_single(client: Client, spec: dict[str, Any], *, wait: bool, as_json: boo
         sys.stdout.write(f"{answer['id']}\n")
         if wait:
             err.print(f"run {answer['id']}: {answer['state']} {answer['reason']}".rstrip())
-    raise typer.Exit(Exit.FAILED if wait and answer["state"] != "succeeded" else Exit.DONE)
+    raise typer.Exit(run_exit_code(answer) if wait else Exit.DONE)

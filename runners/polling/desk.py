@@ -20,7 +20,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from admission.engine import Envelope
 from controlplane.core.errors import Conflict, DomainError, TryLater
 from runners.polling.sharing import Wish, share
-from runners.services.claims import Claimed, claim_runs
+from runners.services.claims import Claimed, claim_with_secrets
 from runners.services.fleet import RunnerIdentity, refuse_unfenced, runner_driver
 from runners.services.polls import Asked, Question, Seen, look
 
@@ -313,7 +313,9 @@ class Desk:
         asked = poll.asked
         envelope = Envelope(slots, asked.memory_mib, asked.cpu)
         try:
-            claimed = await self._in_thread(claim_runs, runner_driver(runner), asked.request_id, envelope, bool(runs))
+            claimed = await self._in_thread(
+                claim_with_secrets, runner_driver(runner), asked.request_id, envelope, bool(runs)
+            )
         except (DatabaseError, InterfaceError) as error:
             poll.fail(error)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,15 +12,16 @@ from typing import Any
 from django.db import transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
-from django.utils import timezone
 
 from admission.models import Tenant
 from controlplane.core import tokens
 from controlplane.core.audit import Actor, record
+from controlplane.core.clock import database_now
 from controlplane.core.errors import DomainError, InvalidInput, NotFound
-from controlplane.core.sql import one
+from controlplane.core.sql import Row, one
 from runners import sql
 from runners.models import EnrolmentToken, Runner
+from runners.services.fleet import take_all
 
 TRUST_PREFIX = "trust."
 MAX_LABELS = 50
@@ -46,9 +47,11 @@ class Machine:
     executors: tuple[str, ...] = ("docker",)
     version: str = ""
     host: str = ""
+    one_job: bool = False
+    """Takes one run, then drains."""
 
 
-def issue_enrolment_token(
+def issue_enrolment_token(  # noqa: PLR0913 - each is a fact of the token, by its name
     *,
     actor: Actor,
     name: str = "",
@@ -56,9 +59,16 @@ def issue_enrolment_token(
     lifetime: timedelta = timedelta(hours=1),
     tenant: Tenant | None = None,
     trust_labels: Mapping[str, str] | None = None,
+    runner: Runner | None = None,
+    one_job: bool = False,
     reason: str = "",
 ) -> tuple[EnrolmentToken, str]:
-    """A new enrolment token; the secret is returned here and nowhere else. Without a tenant its runners are shared."""
+    """A new enrolment token; the secret is returned here and nowhere else. Without a tenant its runners are shared.
+
+    With `runner` it brings back that runner's machine: its tenant and its trust labels stay what they are.
+    """
+    if runner is not None:
+        uses, tenant, trust_labels = 1, runner.tenant, runner.trust_labels
     if not 1 <= uses <= MAX_SLOTS:
         raise InvalidInput(f"An enrolment token is for 1 to {MAX_SLOTS} runners, not {uses}.")
     if not timedelta(0) < lifetime <= MAX_LIFETIME:
@@ -75,10 +85,17 @@ def issue_enrolment_token(
             hash=tokens.token_hash(secret),
             trust_labels=labels,
             uses_left=uses,
-            expires_at=timezone.now() + lifetime,
+            expires_at=database_now() + lifetime,
+            runner=runner,
+            one_job=one_job,
             created_by=actor.name,
         )
-        after = {"uses": uses, "tenant": tenant.slug if tenant else None, "trust_labels": labels}
+        after = {
+            "uses": uses,
+            "tenant": tenant.slug if tenant else None,
+            "trust_labels": labels,
+            "runner": runner.pk if runner else None,
+        }
         record("issue_enrolment_token", "enrolment token", token.shown, actor=actor, reason=reason, after=after)
     return token, secret
 
@@ -112,22 +129,62 @@ def enrol(secret: str, machine: Machine, labels: Mapping[str, str] | None = None
             raise EnrolmentRefused(
                 "The enrolment token is unknown, used up or expired.", hint="Ask an operator for a new one."
             )
-        runner = Runner.objects.create(
-            name=machine.name,
-            tenant_id=bought["tenant_id"],
-            shown=tokens.shown_part(runner_secret),
-            hash=tokens.token_hash(runner_secret),
-            labels=own,
-            trust_labels=_json(bought["trust_labels"]),
-            executors=list(machine.executors),
-            slots=machine.slots,
-            version=machine.version,
-            host=machine.host,
-        )
+        values = _values(machine, own, bought, runner_secret)
         actor = Actor(f"enrolment token {bought['shown']}…")
         after = {"name": machine.name, "slots": machine.slots, "executors": list(machine.executors)}
-        record("enrol", "runner", runner.pk, actor=actor, after=after)
+        if bought["runner_id"] is None:
+            runner = Runner.objects.create(tenant_id=bought["tenant_id"], **values)
+            record("enrol", "runner", runner.pk, actor=actor, after=after)
+        else:
+            runner = _come_back(bought["runner_id"], values, actor, after)
     return runner, runner_secret
+
+
+def _values(machine: Machine, labels: Mapping[str, str], bought: Row, secret: str) -> dict[str, Any]:
+    one_job = machine.one_job or bought["one_job"]
+    return {
+        "name": machine.name,
+        "shown": tokens.shown_part(secret),
+        "hash": tokens.token_hash(secret),
+        "labels": dict(labels),
+        "trust_labels": _json(bought["trust_labels"]),
+        "executors": list(machine.executors),
+        "slots": 1 if one_job else machine.slots,
+        "version": machine.version,
+        "host": machine.host,
+        "one_job": one_job,
+    }
+
+
+def _come_back(runner: int, values: dict[str, Any], actor: Actor, after: dict[str, Any]) -> Runner:
+    """The same runner under a new token. What it held under the old one is taken from it, as at a revocation: whoever
+    still has that token may be executing it."""
+    row = one(sql.LOCK_RUNNER_ALONE, {"runner": runner})
+    if row is None:
+        raise EnrolmentRefused("The runner that this token brings back is gone.", hint="Ask for a new token.")
+    fresh = {
+        "old_hash": None,
+        "old_until": None,
+        "revoked_at": None,
+        "draining_at": None,
+        "drain_own": False,
+        "spent_at": None,
+    }
+    Runner.objects.filter(pk=runner).update(**values, **fresh)
+    taken = take_all(runner, row["name"], f"{actor.name}: enrolled anew")
+    record("enrol_again", "runner", runner, actor=actor, after={**after, "runs_taken": taken})
+    return Runner.objects.get(pk=runner)
+
+
+def parse_labels(given: Iterable[str]) -> dict[str, str]:
+    """Each `name=value`, as people type them; empty ones are left out. Raises InvalidInput."""
+    labels: dict[str, str] = {}
+    for text in filter(None, (part.strip() for part in given)):
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise InvalidInput(f"The label {text[:100]!r} is not of the form name=value.")
+        labels[name.strip()] = value.strip()
+    return labels
 
 
 def check_labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ def read_runner_facts(limit: int) -> list[DriverFacts]:
             slots=row["slots"],
             held=row["held"],
             live=row["live"],
+            gone=row["gone"],
             draining=row["draining"],
             alive_seconds_ago=row["heard"],
             # As at a claim: the server's labels come last.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.db import transaction
@@ -18,10 +19,12 @@ from admission.drivers import Driver
 from admission.services.runs import Cause, Hold, read_holds, take_away
 from admission.sql.ending import TAKE_AWAY_CAUSES
 from admission.states import DriverKind
-from controlplane.core.audit import Actor, record
+from controlplane.core.audit import SYSTEM, Actor, record
+from controlplane.core.clock import database_now
 from controlplane.core.conf import conf
-from controlplane.core.errors import Conflict, NotFound
+from controlplane.core.errors import Conflict, InvalidInput, NotFound
 from controlplane.core.fencing import is_strict, runner_fence_seconds
+from controlplane.core.loops import Progress
 from controlplane.core.sql import Row, execute, one, rows
 from controlplane.core.tokens import token_hash
 from controlplane.core.wakeups import announce
@@ -30,6 +33,8 @@ from runners.models import Runner
 
 CONTACT_RESOLUTION_SECONDS = 5.0
 _RESOLUTION = {"resolution": CONTACT_RESOLUTION_SECONDS}
+BATCH = 500
+OVER = "the pause was set to end now"
 
 REVOKED = Cause("runner_revoked", TAKE_AWAY_CAUSES["own"])
 
@@ -47,6 +52,10 @@ class RunnerIdentity:
     shown: str
     paused: bool
     draining: bool
+    one_job: bool = False
+    """Takes one run, then drains."""
+    spent: bool = False
+    """It has taken that one."""
     cancels: tuple[Hold, ...] = ()
     """Its runs that are to be cancelled."""
 
@@ -63,8 +72,11 @@ def find_runner(token: str) -> RunnerIdentity | None:
 
 
 def find_runners(hashes: Sequence[bytes]) -> dict[bytes, RunnerIdentity]:
-    """Whose tokens these are, by their hashes; unknown and revoked ones are missing. Notes the contacts."""
+    """Whose tokens these are, by their hashes; dead ones are missing. Notes the contacts."""
     found = rows(sql.FIND_RUNNERS, {"hashes": list(hashes)} | _RESOLUTION)
+    for row in found:
+        if row["first"]:
+            execute(sql.END_OVERLAP, {"runner": row["id"], "hash": row["hash"]})
     if quiet := [row["id"] for row in found if row["quiet"]]:
         execute(sql.NOTE_CONTACTS, {"runners": quiet} | _RESOLUTION)
     return {bytes(row["hash"]): _identity(row) for row in found}
@@ -82,15 +94,27 @@ def _identity(row: Row) -> RunnerIdentity:
         shown=row["shown"],
         paused=row["paused"],
         draining=row["draining"],
+        one_job=row["one_job"],
+        spent=row["spent"],
         cancels=tuple((run, epoch) for run, epoch in row["cancels"]),
     )
+
+
+def get_runner(runner: int) -> Runner:
+    """Raises NotFound."""
+    found = Runner.objects.select_related("tenant").filter(pk=runner).first()
+    if found is None:
+        raise NotFound(f"There is no runner {runner}.")
+    return found
 
 
 def runner_driver(runner: RunnerIdentity) -> Driver:
     """The runner as admission sees it."""
 
+    statement = sql.LOCK_ONE_JOB_RUNNER if runner.one_job else sql.LOCK_RUNNER
+
     def lock() -> bool:
-        return one(sql.LOCK_RUNNER, {"runner": runner.id}) is not None
+        return one(statement, {"runner": runner.id}) is not None
 
     return Driver(
         kind=DriverKind.RUNNER,
@@ -116,26 +140,71 @@ def refuse_unfenced(kept_seconds: float | None) -> None:
         )
 
 
-def pause_runner(runner: int, *, actor: Actor, reason: str) -> bool:
-    """No new work until resumed; what runs goes on. False: it was paused already."""
-    return _set(runner, "pause", "paused_at", {"paused_at": Now(), "pause_note": reason}, actor=actor, reason=reason)
+def pause_runner(runner: int, *, actor: Actor, reason: str, resume_at: datetime | None = None) -> bool:
+    """No new work until resumed, by somebody or by itself at a time; what runs goes on. False: it was paused already.
+
+    Raises InvalidInput for a time that has passed.
+    """
+    if resume_at is not None and resume_at <= database_now():
+        raise InvalidInput("The pause would end before it begins: give a time to come.")
+    values = {"paused_at": Now(), "pause_note": reason, "resume_at": resume_at}
+    after = {"resume_at": resume_at.isoformat() if resume_at else None}
+    return _set(runner, "pause", "paused_at", values, actor=actor, reason=reason, after=after)
 
 
-def drain_runner(runner: int, *, actor: Actor, reason: str) -> bool:
-    """No new work; the agent finishes what it has and ends. False: it was draining already."""
-    return _set(runner, "drain", "draining_at", {"draining_at": Now()}, actor=actor, reason=reason)
+def drain_runner(runner: int, *, actor: Actor, reason: str, own: bool = False) -> bool:
+    """No new work; the agent finishes what it has and ends. False: it was draining already.
+
+    `own`: the machine asks itself, and may take it back itself. An operator's drain stands until an operator resumes.
+    """
+    values = {"draining_at": Now(), "drain_own": own}
+    return _set(runner, "drain", "draining_at", values, actor=actor, reason=reason)
 
 
-def resume_runner(runner: int, *, actor: Actor, reason: str = "") -> bool:
-    """Takes work again, after a pause or a drain. False: it did already."""
+def resume_own(runner: int, *, actor: Actor) -> bool:
+    """The machine takes back its own drain. False: it is not draining, or others want it to."""
+    with transaction.atomic():
+        _lock(runner)
+        ended = Runner.objects.filter(pk=runner, drain_own=True).update(draining_at=None, drain_own=False)
+        if ended:
+            record("resume", "runner", runner, actor=actor, reason="its own drain is over")
+            announce()
+    return bool(ended)
+
+
+def resume_runner(runner: int, *, actor: Actor, reason: str = "", if_due: bool = False) -> bool:
+    """Takes work again, after a pause or a drain. False: it did already, or (`if_due`) its pause has no end that has
+    passed."""
     with transaction.atomic():
         row = _lock(runner)
-        if row["paused_at"] is None and row["draining_at"] is None:
+        if row["revoked_at"] is not None:
+            raise Conflict(f"Runner {runner} is revoked.", hint="Enrol the machine anew.", code="runner_revoked")
+        if (row["paused_at"] is None and row["draining_at"] is None) or (if_due and not row["due"]):
             return False
-        Runner.objects.filter(pk=runner).update(paused_at=None, pause_note="", draining_at=None)
+        # A pause that ends by itself ends nothing else: a drain stays.
+        values: dict[str, Any] = {"paused_at": None, "pause_note": "", "resume_at": None}
+        Runner.objects.filter(pk=runner).update(
+            **values, **({} if if_due else {"draining_at": None, "drain_own": False})
+        )
         record("resume", "runner", runner, actor=actor, reason=reason)
         announce()
     return True
+
+
+def end_pauses() -> Progress:
+    """Runners whose pause has an end that passed take work again. Each is judged again under its row's lock."""
+    due = [row["id"] for row in rows(sql.READ_PAUSES_OVER, {"limit": BATCH})]
+    resumed = [runner for runner in due if _resume_due(runner)]
+    return Progress({"runner_pause_over": len(resumed)}, more=len(due) == BATCH and bool(resumed))
+
+
+def _resume_due(runner: int) -> bool:
+    try:
+        return resume_runner(runner, actor=SYSTEM, reason=OVER, if_due=True)
+    except Conflict:
+        # Revoked while paused: it never resumes, and must not be looked at again.
+        Runner.objects.filter(pk=runner).update(resume_at=None)
+        return False
 
 
 def revoke_runner(runner: int, *, actor: Actor, reason: str) -> int | None:
@@ -148,16 +217,30 @@ def revoke_runner(runner: int, *, actor: Actor, reason: str) -> int | None:
         row = _lock(runner)
         if row["revoked_at"] is not None:
             return None
-        Runner.objects.filter(pk=runner).update(revoked_at=Now())
-        driver = Driver(DriverKind.RUNNER, runner, row["name"], lambda: False)
-        holds = [] if is_strict() else [(held["id"], held["epoch"]) for held in read_holds(driver)]
-        taken = take_away(holds, REVOKED, detail=f"{actor.name}: {reason}", driver=driver)
-        record("revoke", "runner", runner, actor=actor, reason=reason, after={"runs_taken": len(taken)})
+        Runner.objects.filter(pk=runner).update(revoked_at=Now(), old_hash=None, old_until=None)
+        taken = take_all(runner, row["name"], f"{actor.name}: {reason}")
+        record("revoke", "runner", runner, actor=actor, reason=reason, after={"runs_taken": taken})
         announce()
-    return len(taken)
+    return taken
 
 
-def _set(runner: int, verb: str, column: str, values: dict[str, Any], *, actor: Actor, reason: str) -> bool:
+def take_all(runner: int, name: str, detail: str) -> int:
+    """Take this runner's runs from it, in the transaction that ends its credential; returns how many."""
+    driver = Driver(DriverKind.RUNNER, runner, name, lambda: False)
+    holds = [] if is_strict() else [(held["id"], held["epoch"]) for held in read_holds(driver)]
+    return len(take_away(holds, REVOKED, detail=detail, driver=driver))
+
+
+def _set(
+    runner: int,
+    verb: str,
+    column: str,
+    values: dict[str, Any],
+    *,
+    actor: Actor,
+    reason: str,
+    after: dict[str, Any] | None = None,
+) -> bool:
     with transaction.atomic():
         row = _lock(runner)
         if row["revoked_at"] is not None:
@@ -165,7 +248,7 @@ def _set(runner: int, verb: str, column: str, values: dict[str, Any], *, actor: 
         if row[column] is not None:
             return False
         Runner.objects.filter(pk=runner).update(**values)
-        record(verb, "runner", runner, actor=actor, reason=reason)
+        record(verb, "runner", runner, actor=actor, reason=reason, after=after)
         announce()
     return True
 

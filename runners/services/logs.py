@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+
+from django.db import transaction
 
 from admission.drivers import Driver
 from admission.states import TERMINAL
 from controlplane.core.conf import conf
 from controlplane.core.errors import NotFound
-from controlplane.core.sql import one, rows
+from controlplane.core.sql import execute, one, rows
 from runners import sql
+from runners.services.hiding import hide_seam, maskers, starred
 
 MAX_READ_BYTES = 1 << 20
 
@@ -32,6 +38,7 @@ class Appended:
 
     stored: int
     cancel: bool
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,12 @@ class LogPiece:
     state: str
     truncated: bool
     attempt_ended: bool
+    missing: int = 0
+    """Bytes at its end that its driver could not deliver, by its own account."""
+    more_may_come: bool = False
+    """They may yet come: the attempt ended a short while ago."""
+    kept_until: datetime | None = None
+    """When it is deleted; None: its run has not ended."""
 
     @property
     def run_ended(self) -> bool:
@@ -59,25 +72,45 @@ def cut_mark(cap: int) -> bytes:
 def append_log(driver: Driver, run: int, epoch: int, offset: int, data: bytes) -> Appended:
     """Store bytes that begin at `offset`, up to the cap; what is beyond it is cut, visibly and once.
 
+    Also for a while after the end that this driver reported: the rest of the log may come late. Secrets of the run
+    are hidden once more, also where one is cut in two by the border to what came before.
+
     Raises:
-        HoldSuperseded: the run is not held under this epoch by this driver.
+        HoldSuperseded: the run is not held under this epoch by this driver, and was not ended by it just now.
         OffsetMismatch: the log ends elsewhere; go on from there.
     """
+    masker = maskers.of(run)
+    if masker is None:
+        return _append(driver, run, epoch, offset, data)
+    with transaction.atomic():
+        done = _append(driver, run, epoch, offset, starred(masker, data))
+        hide_seam(masker, run, done.attempt, offset)
+    return done
+
+
+def _append(driver: Driver, run: int, epoch: int, offset: int, data: bytes) -> Appended:
     kept, cut = _within_cap(offset, data)
-    parameters = {"run": run, "epoch": epoch, "offset": offset, "data": kept, "cut": cut, **driver.identity()}
-    row = one(sql.APPEND_LOG, parameters)
+    hold = {"run": run, "epoch": epoch, **driver.identity()}
+    late = conf().late_log_seconds
+    row = one(sql.APPEND_LOG, {**hold, "offset": offset, "data": kept, "cut": cut, "late": late})
     if row is None:
         raise HoldSuperseded(f"run {run} is not held under epoch {epoch}")
     end = offset + len(data)
     if row["size"] is not None:
-        return Appended(max(row["size"], end) if cut else row["size"], row["cancel"])
+        return Appended(max(row["size"], end) if cut else row["size"], row["cancel"], row["attempt"])
     stands = one(sql.READ_LOG_END, {"run": run, "attempt": row["attempt"]})
     if stands is None:
         raise HoldSuperseded(f"the attempt of run {run} is gone")
     if stands["cut"]:
         # Nothing more is kept of this log. All that comes counts as taken, or its sender would offer it for ever.
-        return Appended(max(stands["size"], end), row["cancel"])
+        return Appended(max(stands["size"], end), row["cancel"], row["attempt"])
     raise OffsetMismatch(stands["size"])
+
+
+def note_log_ends(driver: Driver, ends: Sequence[tuple[int, int, int]]) -> None:
+    """Where logs would end, as (run, epoch, size), of attempts that this driver ended without delivering all of it."""
+    for run, epoch, size in ends:
+        execute(sql.NOTE_LOG_END, {"run": run, "epoch": epoch, "size": size, **driver.identity()})
 
 
 def _within_cap(offset: int, data: bytes) -> tuple[bytes, bool]:
@@ -95,7 +128,9 @@ def read_log(
 
     Raises NotFound for a run, or attempt, that is not there for this tenant.
     """
-    state = one(sql.READ_LOG_STATE, {"run": run, "attempt": attempt, "tenant_id": tenant_id})
+    asked = {"run": run, "attempt": attempt, "tenant_id": tenant_id}
+    kept = {"late": conf().late_log_seconds, "days": conf().log_retention_days}
+    state = one(sql.READ_LOG_STATE, asked | kept)
     if state is None:
         raise NotFound(f"There is no run {run}.")
     if state["number"] is None and attempt is not None:
@@ -108,8 +143,27 @@ def read_log(
         size=state["size"],
         state=state["state"],
         truncated=state["truncated"],
-        attempt_ended=state["released"] or state["state"] in TERMINAL,
+        attempt_ended=(state["released"] or state["state"] in TERMINAL) and not state["more_may_come"],
+        missing=state["missing"],
+        more_may_come=state["more_may_come"],
+        kept_until=state["kept_until"],
     )
+
+
+def stored_digest(run: int, attempt: int) -> tuple[int, bytes] | None:
+    """Size and SHA-256 of an attempt's log, for who reads the same output again. None: it was cut, no more is kept.
+
+    Read in pieces, while nobody appends: its former driver is dead, and its new one is the caller.
+    """
+    seen, size = hashlib.sha256(), 0
+    while True:
+        piece = read_log(run, attempt=attempt, offset=size)
+        if piece.truncated:
+            return None
+        if not piece.data:
+            return size, seen.digest()
+        seen.update(piece.data)
+        size += len(piece.data)
 
 
 def _read_bytes(run: int, attempt: int, offset: int, limit: int) -> bytes:

@@ -26,7 +26,7 @@ class Asked:
 
     def wants(self, runner: RunnerIdentity) -> int:
         """How many runs it may be given."""
-        return min(self.slots, runner.slots) if runner.mode == "active" else 0
+        return min(self.slots, runner.slots) if runner.mode == "active" and not runner.spent else 0
 
     def profile(self, runner: RunnerIdentity) -> Profile:
         """What decides which runs suit it."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from django.test import Client
 from django.urls import reverse
 
 from admission.models import Attempt
 from controlplane.fleet.logs import TAIL_BYTES
+from runners.models import LogEnd
 from runners.services.logs import append_log
 
 
@@ -36,6 +38,14 @@ def test_following_gives_exactly_what_came_since(world: dict[str, Any], admin: C
     assert second["text"] == "half a character: "
     append_log(driver, *held[0], first["size"] + len(line) - 1, line[-1:])
     assert admin.get(address, {"after": second["next"]}).json()["text"] == "ä"
+
+
+@pytest.mark.rule("Q8")
+def test_output_that_was_not_delivered_is_said(world: dict[str, Any], admin: Client) -> None:
+    run, size = stored(world)
+    assert admin.get(reverse("admin:run_log", args=[run])).json()["missing"] == 0
+    LogEnd.objects.create(run_id=run, attempt=1, size=size + 7)
+    assert admin.get(reverse("admin:run_log", args=[run])).json()["missing"] == 7
 
 
 def test_a_download_is_the_whole_output_as_a_file(world: dict[str, Any], admin: Client) -> None:

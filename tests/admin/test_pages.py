@@ -15,15 +15,16 @@ from django.urls import reverse
 from django.utils import timezone
 from django_q.models import Failure, OrmQ, Schedule, Success, Task
 
-from admission.models import ApiToken, Batch, Counter, Permit, Run, Tenant
+from admission.models import ApiToken, Batch, Counter, Permit, PhysicalReport, Run, Tenant
 from admission.services.permits import claim_permit
 from admission.services.tenants import issue_token
 from controlplane.core.audit import record
 from controlplane.core.models import AuditEntry
 from leadership.models import Fire, Intent, Lease, LoopSeen, Term
-from recovery.models import RecoveryAction, RecoveryClaim, Replica
-from runners.models import EnrolmentToken, Runner
+from recovery.models import RecoveryAction, RecoveryClaim, RecoveryDebt, Replica
+from runners.models import EnrolmentToken, Runner, Secret
 from runners.services.enrolment import issue_enrolment_token
+from runners.services.secrets import set_secret
 from tests.admin import world as worlds
 from tests.admin.world import ANNA, SECRET
 
@@ -34,11 +35,14 @@ OURS = (
     Run,
     Counter,
     Permit,
+    PhysicalReport,
     Replica,
     RecoveryClaim,
     RecoveryAction,
+    RecoveryDebt,
     Runner,
     EnrolmentToken,
+    Secret,
     AuditEntry,
     Lease,
     Term,
@@ -121,6 +125,7 @@ GROW: dict[type[Any], Callable[[int, Tenant], object]] = {
     RecoveryAction: lambda n, t: RecoveryAction.objects.create(by="x", replica_name="y", run_id=n, outcome="requeued"),
     Runner: a_runner,
     EnrolmentToken: lambda n, t: issue_enrolment_token(actor=ANNA, name=f"e{n}", tenant=t),
+    Secret: lambda n, t: set_secret(t, f"SECRET_{n}", "a value of some length", actor=ANNA),
     AuditEntry: lambda n, t: record("change", "tenant", "acme", actor=ANNA, before={"a": 1}, after={"a": 2}),
     User: lambda n, t: a_user(n),
     Group: lambda n, t: Group.objects.create(name=f"group {n}"),

@@ -12,7 +12,9 @@ from uuid import uuid4
 from admission.drivers import Driver
 from admission.engine import Admitted, Envelope, admit
 from admission.models import Tenant
+from admission.physical.entitlement import Entitlement
 from admission.services.permits import claim_permit
+from admission.services.physical import PassReport, report_pass
 from admission.services.quotas import set_quota
 from admission.services.runs import Settlement, cancel_runs, requeue_runs, settle_runs, start_runs
 from admission.services.submitting import Submission, submit_runs
@@ -24,12 +26,13 @@ from leadership.local import declare_loops
 from leadership.models import Fire
 from leadership.registry import gated
 from leadership.services.intents import declare
-from recovery.models import RecoveryAction, RecoveryClaim, Replica
+from recovery.models import RecoveryAction, RecoveryClaim, RecoveryDebt, Replica
 from recovery.services.replicas import drain_replica, replica_driver
 from runners.models import Runner
 from runners.services.enrolment import Machine, enrol, issue_enrolment_token
 from runners.services.fleet import find_runner, runner_driver
 from runners.services.logs import append_log
+from runners.services.secrets import set_secret
 
 ANNA = Actor("anna")
 SECRET = "hunter2-must-not-be-seen"
@@ -157,6 +160,7 @@ def build(runs: int = 60) -> dict[str, Any]:
     set_quota(borealis, 4, actor=ANNA, reason="half the fleet is in maintenance")
     claim_permit("ext:warehouse-7", tenant_id=cargo.pk, weight=2, holder_name="warehouse")
     pause_tenant(delta, actor=ANNA, reason="invoice overdue")
+    report_pass(Entitlement("harbour", 6, 1, hosted=True), PassReport("replica-north", "north", running=2))
     lead("replica-north")
     others(north)
     drain_replica(south, actor=ANNA, reason="kernel update")
@@ -174,7 +178,8 @@ def enrolled_runner() -> Any:
 
 
 def others(north: Replica) -> None:
-    """A runner that is not heard any more, a dead replica under reconciliation, and what recovery wrote."""
+    """A secret, a runner that is not heard any more, a dead replica under reconciliation, and what recovery wrote."""
+    set_secret(Tenant.objects.get(slug="acme"), "REGISTRY_PASSWORD", "a value of some length", actor=ANNA)
     _, secret = issue_enrolment_token(actor=ANNA, name="old rack", uses=1, lifetime=timedelta(hours=1))
     silent, _ = enrol(secret, Machine("lab-rack-0", 2, ("process",), "0.0.9", "rack0.lab"))
     Runner.objects.filter(pk=silent.pk).update(contact_at=north.started_at - timedelta(minutes=42))
@@ -182,6 +187,18 @@ def others(north: Replica) -> None:
     RecoveryClaim.objects.create(replica=dead, claimant=str(north.incarnation))
     RecoveryAction.objects.create(
         by=north.name, replica_name=dead.name, run_id=1, epoch=1, outcome="requeued", reason="driver_dead: attempt 1"
+    )
+    RecoveryDebt.objects.create(
+        run_id=1,
+        epoch=1,
+        replica_name=dead.name,
+        machine="m",
+        dead={"name": dead.name},
+        silent_at=north.started_at,
+        reason="its containers could not be confirmed gone",
+        attempts=6,
+        escalated_at=north.started_at,
+        next_at=north.started_at + timedelta(hours=1),
     )
     RecoveryAction.objects.create(
         by=north.name, replica_name=dead.name, outcome="deferred", reason="its containers could not be confirmed gone"

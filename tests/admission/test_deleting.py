@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db.models import PROTECT
 from django.utils import timezone
 
-from admission.models import Attempt, Counter, Permit, Run, Tenant
+from admission.belongings import read_belongings
+from admission.models import Attempt, Batch, Counter, Permit, Run, Tenant
 from admission.services import deleting
 from admission.services.deleting import delete_tenant, finish_deletions
 from admission.services.limits import set_harness_capacity
@@ -21,6 +23,8 @@ from controlplane.core.audit import SYSTEM
 from controlplane.core.errors import Conflict, NotFound
 from controlplane.core.models import AuditEntry
 from runners.models import Runner
+from runners.services.enrolment import EnrolmentRefused, Machine, enrol, issue_enrolment_token
+from runners.services.fleet import find_runner, revoke_runner, runner_driver
 from runners.services.logs import append_log
 from tests import ledger
 
@@ -172,13 +176,49 @@ def test_a_deletion_waits_for_an_admission_under_way_and_sees_its_run(
 
 
 @pytest.mark.rule("A26")
-def test_what_another_app_keeps_of_it_refuses_before_it_is_marked(make_tenant: Any) -> None:
+def test_runners_of_its_own_refuse_by_name_before_it_is_marked_unless_they_are_revoked(make_tenant: Any) -> None:
     tenant = make_tenant()
-    Runner.objects.create(name="rack", shown="x", hash=b"h" * 32, tenant=tenant)
-    with pytest.raises(Conflict, match="1 runners"):
-        delete(tenant, drain=True)
+    runner = Runner.objects.create(name="rack", shown="x", hash=b"h" * 32, tenant=tenant)
+    shared = Runner.objects.create(name="everybody's", shown="y", hash=b"i" * 32)
+    with pytest.raises(Conflict, match=rf"1 runners of its own: rack \({runner.pk}\)"):
+        delete(tenant)
     tenant.refresh_from_db()
     assert tenant.deleting_at is None
+    revoke_runner(runner.pk, actor=SYSTEM, reason="sold")
+    assert delete(tenant) is True
+    assert list(Runner.objects.values_list("pk", flat=True)) == [shared.pk]
+
+
+@pytest.mark.rule("A26")
+def test_drained_its_own_runners_finish_what_they_have_and_go_with_it(make_tenant: Any, submit: Any) -> None:
+    tenant = make_tenant(1)
+    enrolment = issue_enrolment_token(actor=SYSTEM, tenant=tenant, uses=2)[1]
+    runner, secret = enrol(enrolment, Machine("rack", slots=1, executors=("docker",)))
+    identity = find_runner(secret)
+    assert identity is not None
+    driver = runner_driver(identity)
+    submit(tenant, 3)
+    held = ledger.start(driver, ledger.admit_all(driver, 1))
+    assert delete(tenant, drain=True) is False
+    assert sweep() == 0, "it waits"
+    assert find_runner(secret) is not None, "it works on"
+    ledger.succeed(driver, held)
+    assert sweep() > 0
+    assert not is_here(tenant)
+    assert not Runner.objects.exists()
+    assert find_runner(secret) is None
+    with pytest.raises(EnrolmentRefused):
+        enrol(enrolment, Machine("another", slots=1, executors=("docker",)))
+    assert AuditEntry.objects.filter(verb="revoke", subject=str(runner.pk)).exists()
+    ledger.assert_conserved()
+
+
+@pytest.mark.rule("A26")
+def test_whatever_protects_a_tenant_is_known_to_its_deletion() -> None:
+    known = {Run, Attempt, Batch, Permit, *(belonging.model for belonging in read_belongings())}
+    relations = Tenant._meta.get_fields(include_hidden=True)
+    protecting = {r.related_model for r in relations if getattr(r, "on_delete", None) is PROTECT}
+    assert protecting == known
 
 
 @pytest.mark.rule("A26")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 from django.db import connection
+from psycopg import sql
 
 from admission.sql import (
     admitting,
     driving,
     ending,
+    metrics,
     permits,
+    physical,
     probes,
     quotas,
     readings,
@@ -81,7 +85,15 @@ SELECT (SELECT array_agg(id) FROM (SELECT id FROM admission_run WHERE state = 'r
 """
 
 # Readings of the whole ledger by their nature: audits and sums, on no hot path.
-WHOLE = {"readings.READ_DRIFT", "sweeping.READ_STUCK", "sweeping.SAMPLE", "why.READ_STANDING"}
+WHOLE = {
+    "metrics.READ_FULLEST",
+    "metrics.READ_LEDGER",
+    "metrics.READ_TENANTS",
+    "readings.READ_DRIFT",
+    "sweeping.READ_STUCK",
+    "sweeping.SAMPLE",
+    "why.READ_STANDING",
+}
 # Conditions that stand in other statements.
 PARTS = {"sweeping.PERMIT_LAPSED"}
 
@@ -114,7 +126,9 @@ def parameters() -> dict[str, Any]:
         "offset": 0,
         "limit": 500,
         "counts": [5] * len(sample["tenants"]),
+        "attempts": [1] * len(sample["runs"]),
         "labels": "{}",
+        "profiles": json.dumps([{"n": 0, "labels": {}, "backends": ["docker"], "wanted": 20}]),
         "backends": ["docker"],
         "known_backends": ["docker", "process"],
         "memory_mib": None,
@@ -131,6 +145,9 @@ def parameters() -> dict[str, Any]:
         "incarnation": None,
         "driver_name": "d",
         "start_deadline_seconds": 60,
+        "start_seconds": 60,
+        "pull_seconds": 900,
+        "seconds": 300,
         "lease_seconds": 120,
         "lapse_seconds": 1800,
         "deadline_grace_seconds": 30,
@@ -156,17 +173,28 @@ def parameters() -> dict[str, Any]:
         "lease": 120,
         "lapse": 1800,
         "cap": 1_000_000,
+        "heads": 1_000,
+        "rows": 100,
         "stuck": 600,
         "queued": sample["queued"],
         "machine": "m",
         "age": 10,
         "slots": 1,
         "run": sample["queued"][-1],
+        "instance": "0" * 64,
+        "generation": 0,
+        "process": "p",
+        "most": 10,
+        "by": "a",
+        "error": "",
+        **dict.fromkeys(("running", "created", "other", "without_token", "without_container"), 0),
+        **dict.fromkeys(("took_seconds", "reconcile_seen"), 0),
         "rank_at": "2100-01-01T00:00:00Z",
     }
 
 
-def plan_of(name: str, statement: str, given: dict[str, Any]) -> str:
+def given_to(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of this statement, where a name means something else in it."""
     given = dict(given)
     if name in ("admitting.ADMIT_RUNS", "admitting.SET_ASIDE"):
         given["runs"] = given["queued"]
@@ -176,9 +204,33 @@ def plan_of(name: str, statement: str, given: dict[str, Any]) -> str:
         given["limit"] = 1_000_001
     if name == "submitting.READ_BY_KEY":
         given["keys"] = [f"key-{n}" for n in range(20)]
+    return given
+
+
+def plan_of(name: str, statement: str, given: dict[str, Any]) -> str:
+    """The plan that is made for these parameters."""
     with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN (COSTS OFF) {statement}", given)
+        cursor.execute(f"EXPLAIN (COSTS OFF) {statement}", given_to(name, given))
         return "\n".join(line for (line,) in cursor.fetchall())
+
+
+def generic_plan_of(name: str, statement: str, given: dict[str, Any]) -> str:
+    """The plan for whatever parameters: what a prepared statement may be executed by from its sixth time on."""
+    given = given_to(name, given)
+    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", statement)))
+    numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", statement).replace("%%", "%")
+    arguments = sql.SQL(", ").join(sql.Literal(given[name]) for name in names)
+    call = sql.SQL("EXPLAIN (COSTS OFF) EXECUTE looked_at") + (
+        sql.SQL("({})").format(arguments) if names else sql.SQL("")
+    )
+    connection.ensure_connection()
+    with connection.connection.transaction(), connection.connection.cursor() as cursor:
+        cursor.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+        cursor.execute(f"PREPARE looked_at AS {numbered}")
+        cursor.execute(call)
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+        cursor.execute("DEALLOCATE looked_at")
+    return plan
 
 
 def assert_served_by_indexes() -> None:
@@ -187,9 +239,10 @@ def assert_served_by_indexes() -> None:
     for name, statement in ledger.all_statements().items():
         if name in WHOLE | PARTS:
             continue
-        plan = plan_of(name, statement, given)
-        if found := re.findall(rf"Seq Scan on ({'|'.join(BIG_TABLES)})\b", plan):
-            scans[name] = (sorted(set(found)), plan)
+        for look in (plan_of, generic_plan_of):
+            plan = look(name, statement, given)
+            if found := re.findall(rf"Seq Scan on ({'|'.join(BIG_TABLES)})\b", plan):
+                scans[f"{name} ({look.__name__})"] = (sorted(set(found)), plan)
     assert not scans, "\n\n".join(f"{name} scans {tables}:\n{plan}" for name, (tables, plan) in scans.items())
 
 
@@ -213,6 +266,19 @@ def test_every_module_of_statements_is_looked_at() -> None:
     names = {name.partition(".")[0] for name in ledger.all_statements()}
     expected = {
         m.__name__.rpartition(".")[2]
-        for m in (admitting, driving, ending, permits, probes, quotas, readings, submitting, sweeping, why)
+        for m in (
+            admitting,
+            driving,
+            ending,
+            metrics,
+            permits,
+            physical,
+            probes,
+            quotas,
+            readings,
+            submitting,
+            sweeping,
+            why,
+        )
     }
     assert names == expected

@@ -31,9 +31,7 @@ def make_world(database_url: str, counting: None, tmp_path: Path) -> Iterator[Ca
     made: list[World] = []
 
     def make(**environment: Any) -> World:
-        made.append(
-            World(database_url, tmp_path, {"DATABASE_URL": application_url(), **small_environment(**environment)})
-        )
+        made.append(World(database_url, tmp_path, small_environment(**environment), application_url()))
         return made[-1]
 
     yield make
@@ -47,7 +45,7 @@ def make_fleet(database_url: str, counting: None, tmp_path: Path) -> Iterator[Ca
     made: list[Fleet] = []
 
     def make(**environment: Any) -> Fleet:
-        made.append(Fleet(database_url, tmp_path, small_environment(**environment)))
+        made.append(Fleet(database_url, tmp_path, small_environment(**environment), application_url()))
         return made[-1]
 
     yield make

@@ -27,6 +27,7 @@ auth_type = any
 pool_mode = transaction
 default_pool_size = {connections}
 ignore_startup_parameters = extra_float_digits,options
+server_login_retry = 1
 unix_socket_dir =
 """
 
@@ -66,6 +67,11 @@ def pgbouncer(url: str, folder: Path, connections: int = 4, *, all_databases: bo
         process.terminate()
         process.wait(10)
         log.close()
+
+
+def logins(folder: Path) -> int:
+    """How many sessions clients opened: whoever was to go through the pooler must be among them."""
+    return (folder / "pgbouncer.log").read_text().count("login attempt")
 
 
 def _answers(url: str) -> bool:

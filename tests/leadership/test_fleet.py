@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ from django_q.models import OrmQ
 
 from leadership import selectors
 from leadership.models import Fire
-from tests.leadership.pooler import pgbouncer
-from tests.leadership.world import World, beliefs, counted, missed, overlaps, until
+from tests.leadership.pooler import logins, pgbouncer
+from tests.leadership.world import World, beliefs, counted, overlaps, until
 
 SECONDS = 8.0
 
@@ -43,13 +45,20 @@ def test_three_replicas_and_three_clusters_run_each_sweep_once_a_period_and_the_
     due = [row[0] for row in counted(world.url)][started:]
     assert len(due) >= SECONDS / 0.5 - 3
     assert len(set(due)) == len(due), "a due time was executed twice"
-    assert missed(due, 0.5) == []
+    assert _left_out(due, 0.5) == []
     fires = Fire.objects.filter(loop="naive", state="done", fire_at__gte=due[0]).count()
     naive = [row for row in counted(world.url, "naive") if row[0] >= due[0]]
     assert fires >= SECONDS / 0.5 - 3
     assert len(naive) < 0.7 * fires, "the red variant: most of its tasks land where nobody leads"
     assert Fire.objects.filter(state="failed").count() == 0
     assert overlaps(beliefs(world.lines())) == []
+
+
+def _left_out(due: Sequence[datetime], period: float) -> list[datetime]:
+    """Due times that did not run although nothing was under way then: a slow fire is waited for, on a busy machine."""
+    ended = dict(Fire.objects.filter(loop="count").values_list("fire_at", "finished_at"))
+    step = timedelta(seconds=period)
+    return [a + step for a, b in pairwise(sorted(due)) if b - a > 1.5 * step and (ended[a] or b) < a + step]
 
 
 def _clusters(world: World) -> int:
@@ -83,8 +92,8 @@ def test_a_fleet_without_a_cluster_says_so_and_goes_on_when_one_comes(make_world
 def test_all_of_it_through_a_pooler_in_transaction_mode(make_world: Callable[..., World], tmp_path: Path) -> None:
     world = make_world(lease=3.0)
     with pgbouncer(world.url, tmp_path) as pooled:
-        direct, world.url = world.url, pooled
-        world.environment["DATABASE_DIRECT_URL"] = direct
+        direct = world.environment["DATABASE_DIRECT_URL"] = world.url
+        world.application_url = pooled
         for name in ("a", "b"):
             world.member(name)
         world.cluster("cluster-0", COUNT_NODE="a")
@@ -93,6 +102,7 @@ def test_all_of_it_through_a_pooler_in_transaction_mode(make_world: Callable[...
         before = len(counted(direct))
         until(lambda: len(counted(direct)) > before + 3, "no successor")
         world.end()
+    assert logins(tmp_path) > 3, "the members and the cluster did not come through the pooler"
     due = [row[0] for row in counted(direct)]
     assert len(set(due)) == len(due)
     assert overlaps(beliefs(world.lines())) == []

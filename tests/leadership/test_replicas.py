@@ -14,7 +14,7 @@ from django_q.models import OrmQ
 from leadership.models import Term
 from recovery.models import Replica
 from recovery.replica.process import EXIT_DECLARED_DEAD
-from tests.leadership.pooler import pgbouncer
+from tests.leadership.pooler import logins, pgbouncer
 from tests.leadership.replicas import Fleet
 from tests.leadership.storm import Storm, gaps, unexplained
 from tests.leadership.world import beliefs, counted, overlaps, until
@@ -37,9 +37,10 @@ def test_replicas_killed_and_paused_have_one_believer_at_a_time_and_no_due_time_
 def test_the_same_through_a_pooler_in_transaction_mode(make_fleet: Callable[..., Fleet], tmp_path: Path) -> None:
     fleet = make_fleet(lease=LEASE, COUNT_SECONDS=str(PERIOD))
     with pgbouncer(fleet.url, tmp_path, connections=8) as pooled:
-        fleet.environment["DATABASE_DIRECT_URL"], fleet.url = fleet.url, pooled
+        fleet.environment["DATABASE_DIRECT_URL"], fleet.application_url = fleet.url, pooled
         storm_of_ci(fleet)
         fleet.end()
+    assert logins(tmp_path) > len(fleet.labels), "the replicas did not come through the pooler"
 
 
 def storm_of_ci(fleet: Fleet) -> None:

@@ -181,6 +181,14 @@ def test_the_scan_for_lapsed_permits_uses_the_index(make_tenant: Any, connect: C
 
 
 @pytest.mark.rule("Q6")
+def test_a_sign_that_was_fresh_at_the_first_look_starts_a_hold_when_nothing_follows_it() -> None:
+    sign = timezone.now()
+    assert not held("first look", gap=600, length=60, sign=sign)
+    # The same sign, seen again when it is old: the outage began right after the first look.
+    assert held("first look", gap=0, length=60, sign=sign)
+
+
+@pytest.mark.rule("Q6")
 def test_when_all_runners_fell_silent_at_once_one_full_lease_is_waited(
     make_tenant: Any, make_driver: Any, submit: Any, settings: Any
 ) -> None:

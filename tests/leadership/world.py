@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,11 @@ class World:
     """Processes of one test; `end` leaves none behind, also stopped ones."""
 
     url: str
+    """The server itself, for the test's own looks."""
     folder: Path
     environment: dict[str, str]
+    application_url: str = ""
+    """How the processes reach the same database, where that is through a pooler."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     journals: list[Path] = field(default_factory=list)
     fakes: dict[str, str] = field(default_factory=dict)
@@ -59,7 +61,7 @@ class World:
         given = {k: v for k, v in os.environ.items() if not k.startswith("CONTROLPLANE_")}
         environment = {
             **given,
-            "DATABASE_URL": self.url,
+            "DATABASE_URL": self.application_url or self.url,
             "SECRET_KEY": "of the tests",
             "DJANGO_SETTINGS_MODULE": "tests.leadership.fleet_settings",
             "PYTHONUNBUFFERED": "1",
@@ -179,10 +181,3 @@ def counted(url: str, loop: str = "count") -> list[Any]:
     with psycopg.connect(url) as connection:
         query = "SELECT fire_at, term, at FROM counted WHERE loop = %s ORDER BY at"
         return connection.execute(query, (loop,)).fetchall()
-
-
-def missed(due: Sequence[Any], seconds: float) -> list[float]:
-    """Gaps between consecutive due times that are longer than the period, in seconds."""
-    times = sorted(d.timestamp() for d in due)
-    steps = [b - a for a, b in pairwise(times)]
-    return [s for s in steps if s > seconds * 1.5]

@@ -63,6 +63,7 @@ def behind_the_pooler(folder: Path, tests: tuple[str, ...], seconds: float) -> i
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None, done.stdout
+    print(done.stdout.splitlines()[-1])
     return int(passed[1])
 
 
@@ -77,9 +78,9 @@ def test_races_over_permits_and_runs_hold_through_a_transaction_pooler(database_
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.rule("G9", "A4", "A5", "A6", "A8", "L1", "L6", "R8")
 def test_admission_races_recovery_and_leadership_hold_through_a_transaction_pooler(
     database_url: str, tmp_path: Path
 ) -> None:
-    assert behind_the_pooler(tmp_path, EVERYTHING, 1700) > 200
+    assert behind_the_pooler(tmp_path, EVERYTHING, 3500) > 400

@@ -44,13 +44,26 @@ RENEW, LAPSE = 1.0, 3.0
 SLOTS = 6
 
 
+class Flag:
+    """Set once, read by all. No `Event`: reading one takes a lock, which a process killed just then keeps for ever."""
+
+    def __init__(self, context: Any) -> None:
+        self._value = context.RawValue("b", 0)
+
+    def set(self) -> None:
+        self._value.value = 1
+
+    def is_set(self) -> bool:
+        return bool(self._value.value)
+
+
 @dataclass(frozen=True, slots=True)
 class Orders:
     """What every process is told."""
 
     url: str
-    stop: Any
-    no_more: Any
+    stop: Flag
+    no_more: Flag
     """Set: nothing is claimed for other systems any more; what is queued is finished."""
 
 
@@ -62,7 +75,7 @@ def join(orders: Orders) -> None:
         NAME=target.path.lstrip("/"), HOST=target.hostname, PORT=target.port, USER=target.username, PASSWORD=""
     )
     options = connection.settings_dict["OPTIONS"]
-    connection.settings_dict["OPTIONS"] = {**options, "application_name": APPLICATION, "prepare_threshold": 5}
+    connection.settings_dict["OPTIONS"] = {**options, "application_name": APPLICATION}
     settings.CONTROLPLANE = {
         **settings.CONTROLPLANE, "permit_renew_seconds": RENEW, "permit_lapse_seconds": LAPSE,
         "reap_interval_seconds": 0.2,

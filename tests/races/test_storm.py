@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from tests.leadership.pooler import logins, pgbouncer
 from tests.own_server import OwnServer, own_server
-from tests.races.attack import OBSERVE, forkserver
-from tests.races.storm import APPLICATION, LAPSE, RENEW, Orders, drive, fill, keep_house
+from tests.races.attack import OBSERVE, POOLED, forkserver
+from tests.races.storm import APPLICATION, LAPSE, RENEW, Flag, Orders, drive, fill, keep_house
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.xdist_group("attack")]
 
-TENANTS, DRIVERS = 50, 4
+TENANTS, DRIVERS, POOL = 50, 4, 8
 SECONDS = float(os.environ.get("WHARFINGER_STORM_SECONDS", "120"))
 
 HIGHEST = """
@@ -53,13 +56,13 @@ class Seen:
 
 
 class Storm:
-    """The processes, the faults, and the observer between them."""
+    """The processes, the faults, and the observer between them. `url`: how the processes reach the server."""
 
-    def __init__(self, server: OwnServer) -> None:
+    def __init__(self, server: OwnServer, url: str) -> None:
         context = forkserver("tests.races.storm")
         self.context: Any = context
         self.server, self.seen = server, Seen()
-        self.orders = Orders(server.url, context.Event(), context.Event())
+        self.orders = Orders(url, Flag(context), Flag(context))
         self.dice = random.Random()  # noqa: S311 - picks victims
         self.drivers: list[Any] = []
         self.keeper: Any = None
@@ -147,13 +150,24 @@ class Storm:
 
 
 @pytest.fixture
-def storm() -> Iterator[Storm]:
-    with own_server() as server:
-        made = Storm(server)
+def storm(tmp_path: Path) -> Iterator[Storm]:
+    with own_server() as server, _reached(server, tmp_path) as url:
+        made = Storm(server, url)
         try:
             yield made
         finally:
             made.end()
+
+
+@contextlib.contextmanager
+def _reached(server: OwnServer, folder: Path) -> Iterator[str]:
+    """Where these tests run behind a pooler (tests/pooler), this server of their own has one too."""
+    if not POOLED:
+        yield server.url
+        return
+    with pgbouncer(server.url, folder, POOL) as pooled:
+        yield pooled
+    assert logins(folder) > DRIVERS, "the drivers did not come through the pooler"
 
 
 def withstand(storm: Storm, seconds: float, *, restarts: int, runs: int) -> None:

@@ -103,6 +103,27 @@ def test_two_replicas_on_one_machine_count_what_each_was_given_and_has_not_creat
 
 @pytest.mark.rule("A19")
 @override_settings(CONTROLPLANE=BOUNDED)
+def test_two_replicas_that_admit_at_once_do_not_both_take_what_their_machine_has_left(
+    make_tenant: Any, connect: Any
+) -> None:
+    tenant, gate, observer = make_tenant(100), connect(), connect(autocommit=True)
+    ledger.submit(tenant, 30, resources={"memory_mib": 100, "cpu": 1.0})
+    gate.execute("SELECT FROM admission_counter WHERE tenant_id = %s FOR UPDATE", (tenant.pk,))
+    calls = []
+    for _ in range(2):
+        # Both have read that the whole machine is free, and the first has picked its runs.
+        envelope, driver = an_envelope()
+        control = DatabaseControl(envelope.bounding(), envelope.narrow)
+        calls.append(ledger.Concurrent(control.claim, driver.name, FREE))
+        ledger.until_waiting(observer, calls[-1])
+    gate.commit()
+    given = [len(call.result()) for call in calls]
+    assert sum(given) == 4, "each has four slots, and the machine four processors"
+    ledger.assert_conserved()
+
+
+@pytest.mark.rule("A19")
+@override_settings(CONTROLPLANE=BOUNDED)
 def test_started_work_of_the_neighbour_is_counted_once_by_the_sample(make_tenant: Any) -> None:
     _, neighbour = an_envelope()
     envelope, driver = an_envelope()

@@ -17,7 +17,7 @@ import pytest
 
 from admission.services.runs import cancel_runs
 from controlplane.core.audit import SYSTEM
-from runners.models import Runner
+from runners.models import EnrolmentToken, Runner
 from runners.services.enrolment import issue_enrolment_token
 from runners.services.fleet import drain_runner, revoke_runner
 from runners.services.logs import read_log
@@ -189,3 +189,31 @@ def test_a_machine_that_is_not_enrolled_says_so(start: Start, tmp_path: Path) ->
     state.unlink()
     assert start().wait(SECONDS) == 77  # the enrolment token was for one machine
     assert "used up or expired" in (tmp_path / "events").read_text()
+
+
+@pytest.mark.rule("Q2")
+def test_a_running_one_takes_up_the_token_that_replaced_its_own(
+    start: Start, tenant_row: Any, tmp_path: Path, live_server: Any
+) -> None:
+    first = ledger.submit(tenant_row, command=["sh", "-c", "sleep 3; echo done"])[0]
+    process = start()
+    ledger.until(lambda: is_running(first))
+    env = {**os.environ, "WHARFINGER_RUNNER_STATE": str(tmp_path / "state"), "WHARFINGER_URL": live_server.url}
+    for verb in ("rotate", "status"):  # the second is the first use of the new token: the old one is dead
+        subprocess.run([sys.executable, "-m", "runners.cli", "runner", verb], env=env, check=True)
+    assert Runner.objects.get().old_hash is None
+    ledger.until(lambda: ledger.run(first).finished_at)
+    assert (ledger.run(first).state, ledger.run(first).attempt) == ("succeeded", 1)
+    second = ledger.submit(tenant_row, command=["true"])[0]
+    ledger.until(lambda: ledger.state(second) == "succeeded")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 0
+
+
+@pytest.mark.rule("Q11")
+def test_one_of_one_run_executes_one_and_ends(start: Start, tenant_row: Any) -> None:
+    EnrolmentToken.objects.update(one_job=True)
+    runs = ledger.submit(tenant_row, 3, command=["sh", "-c", "sleep 1"])
+    assert start().wait(SECONDS) == 0
+    assert sorted(ledger.state(run) for run in runs) == ["queued", "queued", "succeeded"]
+    assert ledger.run(next(r for r in runs if ledger.state(r) == "succeeded")).attempt == 1

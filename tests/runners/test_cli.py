@@ -15,11 +15,18 @@ import pytest
 from typer.testing import CliRunner
 
 from admission.models import Run
+from admission.services.runs import Settlement, cancel_runs, settle_runs
+from admission.services.serving import drivers_lately
 from admission.services.tenants import issue_token
 from controlplane.core.audit import SYSTEM
 from runners.cli import app
+from runners.cli.config import load_config
 from runners.cli.jsonl import line_key, ranges, read_lines
-from runners.services.logs import append_log
+from runners.models import Secret
+from runners.services.enrolment import issue_enrolment_token
+from runners.services.fleet import drain_runner
+from runners.services.logs import append_log, note_log_ends
+from runners.services.sealing import unseal
 from tests import ledger
 
 Command = Callable[..., Any]
@@ -203,6 +210,116 @@ def test_a_server_that_is_away(command: Command, monkeypatch: pytest.MonkeyPatch
     assert "not known to be submitted: lines 1, 7" in done.stderr
 
 
+def ended(tenant_row: Any, driver: Any, ending: str, code: int | None = None) -> int:
+    """A run that ended like this."""
+    run = ledger.submit(tenant_row)[0]
+    held = ledger.start(driver, ledger.admit_all(driver))
+    if ending == "cancelled":
+        cancel_runs([run], actor=SYSTEM)
+    settle_runs(driver, [Settlement(*held[0], ending, exit_code=code)])
+    return run
+
+
+@pytest.mark.rule("X5")
+@pytest.mark.parametrize(
+    "end",
+    [
+        ("succeeded", 0, 0),
+        ("failed", 3, 3),
+        ("failed", 137, 137),
+        ("failed", None, 1),
+        ("failed", 4000, 1),
+        ("timed_out", 137, 124),
+        ("cancelled", None, 130),
+    ],
+)
+def test_waiting_for_a_run_ends_as_it_did(
+    command: Command, tenant_row: Any, make_driver: Any, end: tuple[str, int | None, int]
+) -> None:
+    ending, code, exit_code = end
+    run = ended(tenant_row, make_driver(), ending, code)
+    done = command("wait", str(run), "--json")
+    assert (done.exit_code, json.loads(done.stdout)["state"]) == (exit_code, ending)
+
+
+@pytest.mark.rule("X5", "O2")
+def test_tokens_are_issued_used_and_revoked(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = command("token", "issue", "nightly", "--days", "1")
+    secret = issued.stdout.strip()
+    assert secret.startswith("wht_")
+    assert secret not in issued.stderr
+    listed = json.loads(command("token", "list", "--json").stdout)
+    assert [(t["name"], t["status"]) for t in listed] == [("nightly", "valid"), ("cli", "valid")]
+    assert secret not in command("token", "list").output
+    assert command("token", "revoke", str(listed[0]["id"])).exit_code == 0
+    assert command("token", "revoke", "999999").exit_code == 1
+    monkeypatch.setenv("WHARFINGER_TOKEN", secret)
+    assert command("runs").exit_code == 77
+
+
+@pytest.mark.rule("X5", "Q8")
+def test_missing_output_is_said_beside_it_and_not_in_it(command: Command, tenant_row: Any, make_driver: Any) -> None:
+    driver = make_driver()
+    run = ledger.submit(tenant_row)[0]
+    held = ledger.start(driver, ledger.admit_all(driver))
+    append_log(driver, *held[0], 0, b"one\n")
+    ledger.succeed(driver, held)
+    note_log_ends(driver, [(*held[0], 10)])
+    shown = command("logs", "-f", str(run))
+    assert shown.stdout == "one\n"
+    assert "6 bytes of output after byte 4 were not delivered; they may yet come" in shown.stderr
+    part = json.loads(command("logs", str(run), "--json").stdout)
+    assert (part["text"], part["missing"], part["finished"]) == ("one\n", 6, False)
+
+
+@pytest.mark.rule("X5", "Q10")
+def test_that_nobody_could_take_it_is_said_at_submit(command: Command, file: str) -> None:
+    drivers_lately.forget()
+    done = command("submit", "--", "true")
+    assert done.exit_code == 0
+    assert "warning: Nothing is enrolled that could take it" in done.stderr
+    assert "warning, lines 1, 7: Nothing is enrolled" in command("submit", "--file", file).stderr
+    again = json.loads(command("submit", "--file", file, "--again", "--json").stdout)
+    assert again["warnings"][0]["lines"] == [1, 7]
+
+
+@pytest.mark.rule("X5")
+def test_cancel_and_why_as_json(command: Command, tenant_row: Any) -> None:
+    run = ledger.submit(tenant_row)[0]
+    assert json.loads(command("why", str(run), "--json").stdout)["run"] == run
+    done = command("cancel", str(run), "999999", "--json")
+    answers = json.loads(done.stdout)
+    assert done.exit_code == 1
+    assert [(a["run"], a["state"], bool(a["error"])) for a in answers] == [
+        (run, "cancelled", False),
+        (999999, None, True),
+    ]
+
+
+@pytest.mark.rule("X5", "Q2", "Q11")
+def test_a_machine_enrols_rotates_drains_and_takes_it_back(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WHARFINGER_RUNNER_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("WHARFINGER_ENROLMENT_TOKEN", issue_enrolment_token(actor=SYSTEM)[1])
+    assert command("runner", "rotate").exit_code == 78
+    assert command("runner", "enrol", "--name", "m", "--label", "gpu=a100").exit_code == 0
+    first = load_config(tmp_path / "state" / "config.toml").runner
+    rotated = command("runner", "rotate")
+    assert rotated.exit_code == 0
+    second = load_config(tmp_path / "state" / "config.toml").runner
+    assert second.token not in rotated.output
+    assert (second.id, second.identity, second.token == first.token) == (first.id, first.identity, False)
+    assert json.loads(command("runner", "status", "--json").stdout)["labels"] == {"gpu": "a100"}
+    assert "draining" in command("runner", "drain", "--reason", "kernel").stderr
+    assert "active" in command("runner", "drain", "--undo").stderr
+    drain_runner(first.id, actor=SYSTEM, reason="ours")
+    refused = command("runner", "drain", "--undo")
+    assert (refused.exit_code, "operator" in refused.stderr) == (1, True)
+    (tmp_path / "state" / "config.toml").unlink()
+    assert command("runner", "status").exit_code == 78
+
+
 @pytest.mark.rule("Q12")
 def test_the_command_line_needs_no_django() -> None:
     script = "import sys, runners.cli, runners.client; sys.exit('django' in sys.modules)"
@@ -232,3 +349,23 @@ def test_lines_of_any_kind() -> None:
 def test_ranges() -> None:
     assert ranges([3, 1, 2, 7, 9, 10]) == "1-3, 7, 9-10"
     assert ranges([]) == ""
+
+
+@pytest.mark.rule("Q13")
+def test_secrets_are_set_from_standard_input_or_a_file_and_never_shown(
+    command: Command, tenant_row: Any, tmp_path: Path
+) -> None:
+    assert command("secret", "set", "TOKEN", input="hunter2-and-more\n").exit_code == 0
+    key = tmp_path / "key"
+    key.write_text("first line of it\nsecond line of it\n")
+    assert "has a new value" in command("secret", "set", "TOKEN", "--file", str(key)).stderr
+    listed = command("secret", "list", "--json")
+    assert [one["name"] for one in json.loads(listed.stdout)] == ["TOKEN"]
+    row = Secret.objects.get()
+    assert unseal(tenant_row.pk, "TOKEN", bytes(row.value)) == "first line of it\nsecond line of it"
+    refused = command("secret", "set", "TOKEN", input="short")
+    assert refused.exit_code == 1
+    assert "at least 8 bytes" in refused.stderr
+    assert "short\n" not in refused.stderr
+    assert command("secret", "delete", "TOKEN").exit_code == 0
+    assert command("secret", "delete", "TOKEN").exit_code == 1

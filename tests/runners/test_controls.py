@@ -9,10 +9,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 
 from admission.services.runs import cancel_runs
 from controlplane.core.audit import SYSTEM
+from controlplane.core.sql import execute, one
 from runners.agent import http_control
 from runners.agent.assignment import Capacity, Ending, Result, RunKey, Verdict
 from runners.agent.control import Control, ControlUnavailable, LogOffset, Superseded
@@ -45,6 +46,27 @@ def control(request: pytest.FixtureRequest) -> Control:
 @pytest.fixture
 def tenant_row(transactional_db: None) -> Any:
     return ledger.make_tenant(quota=10)
+
+
+@pytest.mark.rule("A12", "A13")
+def test_a_session_that_the_server_ended_for_standing_still_is_an_outage_and_the_next_call_has_another(
+    over_sql: DatabaseControl, tenant_row: Any, connect: Any
+) -> None:
+    [run] = ledger.submit(tenant_row)
+    observer = connect(autocommit=True)
+
+    def stand_still(capacity: Capacity) -> Capacity:
+        with transaction.atomic():
+            execute("SELECT set_config('idle_in_transaction_session_timeout', '100', true)")
+            row = one("SELECT pg_backend_pid() AS pid")
+            pid = row and row["pid"]
+            ledger.until(lambda: not observer.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).rowcount)
+            execute("SELECT 1")
+        return capacity
+
+    with pytest.raises(ControlUnavailable):
+        DatabaseControl(over_sql.driver, stand_still).claim("r", Capacity(1))
+    assert [a.run for a in over_sql.claim("r", Capacity(1))] == [run]
 
 
 @pytest.mark.rule("Q12")

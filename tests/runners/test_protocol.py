@@ -8,7 +8,9 @@ import pytest
 
 from admission.models import Run
 from admission.services.runs import RUNNER_LEASE, cancel_runs, take_away
+from admission.services.sweeps import pass_runner_leases
 from controlplane.core.audit import SYSTEM
+from controlplane.core.models import Hold
 from tests import ledger
 from tests.api.conftest import Caller
 from tests.runners.conftest import RunnerCaller, make_runner, named
@@ -23,10 +25,10 @@ def given(runner: RunnerCaller, tenant: Caller) -> dict[str, Any]:
     return runner.claimed()[0]
 
 
-def lose(given: dict[str, Any]) -> None:
+def lose(given: dict[str, Any], state: str = "queued") -> None:
     """The lease lapses, and the sweep takes the run."""
     Run.objects.filter(pk=given["run"]).update(lease_until="2000-01-01T00:00:00Z")
-    assert take_away([(given["run"], given["epoch"])], RUNNER_LEASE)
+    assert [ended.state for ended in take_away([(given["run"], given["epoch"])], RUNNER_LEASE)] == [state]
 
 
 def test_one_run_from_start_to_end(runner: RunnerCaller, given: dict[str, Any]) -> None:
@@ -195,3 +197,53 @@ def test_the_batch_forms_cost_the_same_whatever_they_carry(
     results = [{**hold, "ending": "succeeded", "exit_code": 0} for hold in held]
     with django_assert_num_queries(2):
         runner.post("/runner/results", {"results": results})
+
+
+# -- a cancel and a runner that is silent -----------------------------------------------------------------------------
+
+
+def silent_past_its_lease(given: dict[str, Any]) -> None:
+    Run.objects.filter(pk=given["run"]).update(lease_until="2000-01-01T00:00:00Z")
+
+
+@pytest.mark.rule("Q9")
+def test_a_cancel_is_ended_by_the_server_when_its_runner_stays_silent_past_its_lease(
+    runner: RunnerCaller, given: dict[str, Any]
+) -> None:
+    runner.job(given, "start")
+    cancel_runs([given["run"]], actor=SYSTEM)
+    assert pass_runner_leases().counts["runner_lease"] == 0
+    assert ledger.state(given["run"]) == "running"
+    silent_past_its_lease(given)
+    ledger.holds_for(3, lambda: pass_runner_leases().counts == {"runner_lease": 0, "held_after_outage": True})
+    Hold.objects.update(until="2000-01-01T00:00:00Z")
+    assert pass_runner_leases().counts["runner_lease"] == 1
+    assert ledger.state(given["run"]) == "cancelled"
+    ledger.assert_conserved()
+
+
+@pytest.mark.rule("Q9")
+def test_its_last_holder_may_still_acknowledge_it_and_nobody_else(runner: RunnerCaller, given: dict[str, Any]) -> None:
+    runner.job(given, "start")
+    cancel_runs([given["run"]], actor=SYSTEM)
+    lose(given, "cancelled")
+    ended = ledger.run(given["run"])
+    assert ended.cancel_confirmed_at is None
+    thief = make_runner()
+    cancelled = {"results": [named(given, ending="cancelled")]}
+    assert thief.post("/runner/results", cancelled).json()["verdicts"][0]["verdict"] == "superseded"
+    assert runner.job(given, "result", ending="failed", exit_code=1).status_code == 409
+    assert ledger.run(given["run"]).cancel_confirmed_at is None
+    for _ in range(2):
+        assert runner.job(given, "result", ending="cancelled").status_code == 200
+    row = ledger.run(given["run"])
+    assert row.cancel_confirmed_at is not None
+    assert (row.state, row.finished_at, row.epoch) == ("cancelled", ended.finished_at, ended.epoch)
+
+
+@pytest.mark.rule("Q9")
+def test_a_cancel_that_nobody_asked_for_is_acknowledged_by_nobody(runner: RunnerCaller, given: dict[str, Any]) -> None:
+    runner.job(given, "start")
+    lose(given)
+    assert runner.job(given, "result", ending="cancelled").status_code == 409
+    assert ledger.state(given["run"]) == "queued"

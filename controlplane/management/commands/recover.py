@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
+from controlplane.core.conf import conf
+from controlplane.core.identity import current_process
 from controlplane.management.server import refuse_unless_ready
-from recovery.services.reconcile import reconcile
+from recovery.services.by_hand import recover
+from recovery.services.reporting import COUNTED, Report
 
 EXIT_UNREADABLE = 3
 
@@ -18,7 +21,11 @@ EXIT_UNREADABLE = 3
 class Command(BaseCommand):
     """`manage.py recover`: settles and requeues, never drives, and touches nothing that lives."""
 
-    help = "Reclaim the runs of replicas that are gone. Safe at any time: a living replica's work is never touched."
+    help = (
+        "Reclaim the runs of replicas that are gone. Safe at any time: a living replica's work is never touched. "
+        f"Exit codes: 0 a pass was made (what was put off, and why, is in the report); 1 refused, nothing was looked "
+        f"at; {EXIT_UNREADABLE} the heartbeats cannot be read, so everyone may be alive: nothing was reclaimed."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """What to do and how to say it."""
@@ -28,20 +35,25 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """One pass."""
         refuse_unless_ready()
-        report = reconcile(claimant=str(uuid.uuid4()), by="manage.py recover", dry_run=options["dry_run"])
+        report = recover(current_process(), pinned=conf().replica_id, dry_run=options["dry_run"])
         if options["json"]:
             self.stdout.write(json.dumps(report.as_dict()))
         else:
-            self._tell(report.as_dict())
+            for line in table(report):
+                self.stdout.write(line)
         if report.error:
+            self.stderr.write(report.error)
             sys.exit(EXIT_UNREADABLE)
 
-    def _tell(self, report: dict[str, Any]) -> None:
-        for name in ("requeued", "interrupted", "cancelled", "deferred", "expired_claims"):
-            self.stdout.write(f"{name.replace('_', ' ')}: {report[name]}")
-        for name in report["finished"]:
-            self.stdout.write(f"finished with replica {name}")
-        for left in report["left_alone"]:
-            self.stdout.write(f"left alone: {left['replica']} ({left['why']})")
-        if report["error"]:
-            self.stderr.write(report["error"])
+
+def table(report: Report) -> Iterator[str]:
+    """The report for people: each outcome with its count, then replicas."""
+    yield f"{'outcome':<18}runs"
+    for outcome in COUNTED:
+        yield f"{outcome.label:<18}{getattr(report, outcome):>4}"
+    if report.expired_claims:
+        yield f"claims that ran out and were deleted: {report.expired_claims}"
+    for name in report.finished:
+        yield f"done with replica {name}"
+    for left in report.left_alone:
+        yield f"left alone: {left['replica']}: {left['why']}" if left["replica"] else f"left alone: {left['why']}"

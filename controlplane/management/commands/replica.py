@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from controlplane.core.conf import conf
 from controlplane.core.errors import DomainError
 from controlplane.management.server import refuse_unless_ready
-from recovery.replica.process import ReplicaProcess
+from recovery.replica.process import run_replica
 from runners.agent.executors.base import ExecutorError
 
 
@@ -27,7 +27,7 @@ class Command(BaseCommand):
         """Run until stopped."""
         refuse_unless_ready()
         try:
-            process = ReplicaProcess(options["id"] or conf().replica_id)
+            code = run_replica(options["id"] or conf().replica_id)
         except (DomainError, ExecutorError, ValueError) as error:
             raise CommandError(str(error)) from error
-        sys.exit(process.run())
+        sys.exit(code)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.utils.dateparse import parse_datetime
 
 from admission.models import Tenant
 from admission.services.deleting import delete_tenant
 from admission.services.tenants import get_tenant, pause_tenant, resume_tenant
 from controlplane.core.errors import DomainError
+from controlplane.management.asking import moment
 from controlplane.management.commands.step_down import shell_actor
 from controlplane.management.server import refuse_unless_ready
 
@@ -39,7 +39,7 @@ class Command(BaseCommand):
         self.stdout.write(f"{tenant.slug}: {said}")
 
     def _pause(self, tenant: Tenant, options: dict[str, Any]) -> str:
-        until = _moment(options["until"]) if options["until"] else None
+        until = moment(options["until"]) if options["until"] else None
         paused = pause_tenant(tenant, actor=shell_actor(), reason=options["reason"], resume_at=until)
         return "paused" if paused else "was paused already"
 
@@ -51,13 +51,3 @@ class Command(BaseCommand):
         drain = options["drain"]
         gone = delete_tenant(tenant, actor=shell_actor(), reason=options["reason"], drain=drain)
         return "deleted" if gone else "takes no more work; it goes when its own has ended"
-
-
-def _moment(text: str) -> Any:
-    try:
-        moment = parse_datetime(text)
-    except ValueError as error:
-        raise CommandError(f"--until {text!r}: {error}") from error
-    if moment is None or moment.tzinfo is None:
-        raise CommandError(f"--until {text!r} is no moment with its time zone, such as 2030-01-31T08:00:00Z.")
-    return moment

@@ -154,7 +154,8 @@
       const parts = [piece.size ? `${kib(piece.size)} stored` : "nothing yet"];
       if (first > 0) parts.push(`shown from byte ${first.toLocaleString("en")} on`);
       if (piece.truncated) parts.push("cut: it was longer than what is kept");
-      if (piece.ended) parts.push("complete");
+      if (piece.missing) parts.push(`${piece.missing.toLocaleString("en")} bytes at the end were not delivered`);
+      else if (piece.ended) parts.push("complete");
       note.textContent = parts.join(" · ");
       after = piece.next;
       return clean;

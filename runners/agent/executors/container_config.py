@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from admission.spec import MIB
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
 
     from runners.agent.assignment import Assignment
 
+NOBODY_ID = 65_534
 NOBODY = "65534:65534"
 NOBODY_OWNS = "uid=65534,gid=65534"
 LABEL_RUN = "wharfinger.run"
 LABEL_ATTEMPT = "wharfinger.attempt"
 LABEL_EPOCH = "wharfinger.epoch"
 LABEL_TOKEN = "wharfinger.token"  # noqa: S105 - a name of a label
+LABEL_IMAGE = "wharfinger.image"
+"""The image as created from: where it is not the one asked for, the log begins with a line that says so."""
 TEMPORARY = "/tmp"  # noqa: S108 - the container's own
 CPU_PERIOD = 100_000
 # What an adopting replica reads again from the start. The stored log is capped at 16 MiB an attempt; the rest is
@@ -37,14 +41,24 @@ def container_name(assignment: Assignment, labels: Mapping[str, str]) -> str:
 
 
 def all_labels(assignment: Assignment, labels: Mapping[str, str]) -> dict[str, str]:
-    """The caller's labels and those that name the hold; the token is the name unless the caller has its own."""
+    """The caller's labels and those that name the hold.
+
+    The token is this create's alone unless the caller has one: what is looked for and removed by it must never be
+    another's.
+    """
     own = {
         LABEL_RUN: str(assignment.run),
         LABEL_ATTEMPT: str(assignment.attempt),
         LABEL_EPOCH: str(assignment.epoch),
-        LABEL_TOKEN: container_name(assignment, labels),
+        LABEL_TOKEN: secrets.token_hex(16),
     }
     return {**own, **labels}
+
+
+def alias_note(asked: str, used: str) -> bytes:
+    """The first line of a run's log where another image stands in. An adopter writes the same, byte for byte: the
+    offsets of the stored log count it."""
+    return f"[wharfinger: image {asked} is not present here; using {used} as configured]\n".encode()
 
 
 def container_config(
@@ -59,7 +73,7 @@ def container_config(
         "Env": [f"{key}={value}" for key, value in run_environment(assignment, home=spec.working_dir).items()],
         "WorkingDir": spec.working_dir,
         "User": NOBODY,
-        "Labels": dict(labels),
+        "Labels": {**labels, LABEL_IMAGE: image},
         "Tty": False,
         "AttachStdout": True,
         "AttachStderr": True,
@@ -70,12 +84,15 @@ def container_config(
 def _host_config(assignment: Assignment, files: Path | None, *, with_init: bool) -> Json:
     spec = assignment.spec
     limits = spec.resources
+    # What is kept is read after the end, when a tmpfs is gone. So it is written into the container's own layer, which
+    # goes with the container; nothing else of it is writable for the run's user. `disk.py` bounds it.
+    keeps = bool(spec.artifacts)
     # Owner and mode: older runc gives the mount the mode that the image's directory has.
     tmpfs = f"rw,exec,nosuid,nodev,mode=1777,{NOBODY_OWNS},size={limits.disk_mib}m"
     return {
         "NetworkMode": spec.network,
-        "ReadonlyRootfs": True,
-        "Tmpfs": {TEMPORARY: tmpfs.replace("exec", "noexec"), spec.working_dir: tmpfs},
+        "ReadonlyRootfs": not keeps,
+        "Tmpfs": {TEMPORARY: tmpfs.replace("exec", "noexec"), **({} if keeps else {spec.working_dir: tmpfs})},
         "Mounts": [_mount(files, spec.working_dir, name) for name in spec.files] if files else [],
         "ShmSize": min(limits.disk_mib, 64) * MIB,
         "Memory": limits.memory_mib * MIB,
@@ -91,8 +108,12 @@ def _host_config(assignment: Assignment, files: Path | None, *, with_init: bool)
         "AutoRemove": False,
         "RestartPolicy": {"Name": "no"},
         "LogConfig": LOG_CONFIG,
-        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+        "Ulimits": [_ulimit("core", 0), *([_ulimit("fsize", limits.disk_mib * MIB)] if keeps else [])],
     }
+
+
+def _ulimit(name: str, value: int) -> Json:
+    return {"Name": name, "Soft": value, "Hard": value}
 
 
 def _mount(files: Path, working_dir: str, name: str) -> Json:

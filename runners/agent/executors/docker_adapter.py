@@ -7,7 +7,9 @@ command-line context and silently talk to another daemon. Errors are three diffe
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 import threading
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from docker.tls import TLSConfig
 from runners.agent.executors.base import ExecutorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
 DEFAULT_ENDPOINT = "unix:///var/run/docker.sock"
 QUICK_SECONDS = 10
@@ -31,6 +33,7 @@ CREATE_SECONDS = 120
 REMOVE_SECONDS = 50
 PULL_SECONDS = 900
 IMPORT_SECONDS = 120
+ARCHIVE_BYTES = 256 << 10
 _POOL = 64
 
 Json = dict[str, Any]
@@ -61,6 +64,16 @@ class Daemon:
     cgroup_version: str
     has_init: bool
     warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A container as a listing shows it; its state may be another by now."""
+
+    id: str
+    name: str
+    state: str
+    labels: Mapping[str, str]
 
 
 @contextmanager
@@ -184,14 +197,46 @@ class DockerAdapter:
         with _told_apart(f"attaching to {container[:12]}"):
             return Attached(client.attach_socket(container, {"stdout": 1, "stderr": 1, "stream": 1}))
 
-    def output_since_creation(self, container: str) -> Iterator[bytes]:
-        """The kept log from its first byte, then following; for whoever lost the attached connection."""
+    def output_since_creation(self, container: str) -> Generator[bytes, None, None]:
+        """The kept log from its first byte, then following; for whoever has no attached connection.
+
+        Closed early, it closes the connection; its end does not say whether the container ended or the connection did.
+        """
         client = self._client()
-        with (
-            _told_apart(f"reading the log of {container[:12]}"),
-            closing(client.logs(container, stdout=True, stderr=True, stream=True, follow=True)) as output,
-        ):
-            yield from output
+        with _told_apart(f"reading the log of {container[:12]}"):
+            output = client.logs(container, stdout=True, stderr=True, stream=True, follow=True)
+            # The library's own close leaves the response open, and fails on one that has been read to its end.
+            with closing(vars(output)["_response"]):
+                yield from output
+
+    @contextmanager
+    def archive(self, container: str, path: str) -> Iterator[Iterator[bytes]]:
+        """A file or directory of the container as a tar stream; the daemon reads it, whoever its owner is."""
+        client = self._client(CREATE_SECONDS)
+        with _told_apart(f"reading {path} of {container[:12]}"):
+            pieces, _ = client.get_archive(container, path, chunk_size=ARCHIVE_BYTES)
+            try:
+                yield iter(pieces)
+            finally:
+                pieces.close()
+
+    def make_directory(self, container: str, path: str, owner: int) -> None:
+        """Make a directory in a container that was not started, which any user may write."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o1777, owner, owner
+            archive.addfile(entry)
+        client = self._client()
+        with _told_apart(f"making {path} in {container[:12]}"):
+            client.put_archive(container, "/", packed.getvalue())
+
+    def written_bytes(self, container: str) -> int:
+        """What the container wrote into its own layer."""
+        client = self._client(CREATE_SECONDS)
+        with _told_apart(f"measuring {container[:12]}"):
+            found = client.containers(all=True, size=True, filters={"id": container})
+        return int(found[0].get("SizeRw") or 0) if found else 0
 
     def start(self, container: str) -> None:
         """Start. Sent once: a repeated start would run an exited container again."""
@@ -243,13 +288,36 @@ class DockerAdapter:
             return True
         return False
 
-    def list_ids(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Full id -> name of each container with all these labels, in any state (`created` and `dead` too)."""
+    def list_containers(self, labels: Mapping[str, str]) -> list[Listed]:
+        """Each container with all these labels, in any state (`created` and `dead` too)."""
         client = self._client()
         wanted = [f"{key}={value}" for key, value in labels.items()]
         with _told_apart("listing containers"):
             found = client.containers(all=True, filters={"label": wanted})
-        return {c["Id"]: (c.get("Names") or ["/"])[0].lstrip("/") for c in found}
+        return [
+            Listed(c["Id"], (c.get("Names") or ["/"])[0].lstrip("/"), c["State"], dict(c.get("Labels") or {}))
+            for c in found
+        ]
+
+    def list_ids(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """Full id -> name, of the same."""
+        return {listed.id: listed.name for listed in self.list_containers(labels)}
+
+    def put_volume(self, name: str, labels: Mapping[str, str]) -> dict[str, str]:
+        """Make a volume if none of that name is there; returns the labels of the one that is. The first wins."""
+        client = self._client()
+        with _told_apart(f"recording {name}"):
+            client.create_volume(name, labels=dict(labels))
+            # Read apart: to a create of what is there, an engine that was restarted since answers without labels.
+            there: Json = client.inspect_volume(name)
+        return dict(there.get("Labels") or {})
+
+    def volumes(self, labels: Mapping[str, str]) -> list[dict[str, str]]:
+        """The labels of each volume that has all these."""
+        client = self._client()
+        with _told_apart("listing records"):
+            answer: Json = client.volumes(filters={"label": [f"{key}={value}" for key, value in labels.items()]})
+        return [dict(found.get("Labels") or {}) for found in answer.get("Volumes") or ()]
 
 
 def split_image(image: str) -> tuple[str, str | None]:

@@ -12,21 +12,24 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from runners.agent.clock import now
 from runners.agent.executors import container_config as config
-from runners.agent.executors import scratch
+from runners.agent.executors import disk, scratch
+from runners.agent.executors.archive import collect_from_container
 from runners.agent.executors.base import ExecutorError, Exit, LogSink, MayStart
 from runners.agent.executors.docker_adapter import Attached, DaemonSilent, DockerAdapter, NotFound, Refused
 from runners.agent.executors.docker_sweep import remove_confirmed
 from runners.agent.executors.frames import Frames
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from runners.agent.artifacts import Collected
     from runners.agent.assignment import Assignment
+    from runners.agent.executors.slots import Place
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +39,7 @@ QUICK_SECONDS = 10
 LOST_CREATE_SECONDS = 10.0
 NEVER_STARTED = "0001-01-01T00:00:00Z"
 LOST_CODE = 255
-BeforeStart = Callable[[str, str], None]
-"""Called with the token and the full container id between create and start; an `ExecutorError` forbids the start."""
-_KILLED_WITH_DAEMON = {137, 143, LOST_CODE}
+_KILLED = {137, 143, LOST_CODE}
 _POLL_SECONDS = 30.0
 _BROKEN_POLL_SECONDS = 1.0
 # A container whose output ended by itself is reported as ended within this; later, the connection broke first.
@@ -48,7 +49,9 @@ _PROMPT_SECONDS = 0.5
 class DockerExecution:
     """One container. `wait` and `remove` belong to one thread; `stop` may come from any."""
 
-    def __init__(self, adapter: DockerAdapter, assignment: Assignment, sink: LogSink, name: str, token: str) -> None:
+    def __init__(  # noqa: PLR0917 - made in one place, by the executor
+        self, adapter: DockerAdapter, assignment: Assignment, sink: LogSink, name: str, token: str, place: Place
+    ) -> None:
         self.assignment = assignment
         self.sink = sink
         self.files: Path | None = None
@@ -57,6 +60,7 @@ class DockerExecution:
         self.name = name
         self._adapter = adapter
         self._token = token
+        self._place = place
         self._asked: config.Json = {}
         self._ended: Exit | None = None
         self._attached: Attached | None = None
@@ -64,6 +68,8 @@ class DockerExecution:
         self._code: int | None = None
         self._delivered = 0
         self._reason = ""
+        self._disk: disk.DiskWatch | None = None
+        self._let_go = False
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._open = True
@@ -73,26 +79,30 @@ class DockerExecution:
     def create(self, asked: config.Json) -> None:
         """The create call, once. A lost reply is looked for by label; what is found is used."""
         self._asked = asked
+        self._place.ask()
         try:
             self.container = self._adapter.create(self.name, asked)
         except DaemonSilent as error:
             self._ended = Exit(None, "lost", f"the reply to create was lost: {error}")
             self._find_lost()
 
-    def begin(self, before_start: BeforeStart | None, may_start: MayStart) -> None:
-        """Verify, attach, start; a failure becomes the exit, for a container is there to be removed."""
+    def begin(self, may_start: MayStart) -> None:
+        """Register, verify, attach, start; a failure becomes the exit, for a container is there to be removed."""
         if self.container is None:
             return
         self._ended = None
+        self._place.guard(self._lose)
         try:
-            inspected = self._adapter.inspect(self.container)
-            self.image_id = inspected.get("Image", "")
-            config.check_applied(self._asked, inspected)
-            self._attached = self._adapter.attach(self.container)
-            if before_start is not None:
-                before_start(self._token, self.container)
+            self._prepare(self.container)
             may_start()
+            self._place.ask()
             self._start(self.container)
+        except NotFound as error:
+            # Not "no such program", which the daemon also answers so: the container went, with its place.
+            if self._certainly_gone():
+                self._ended = Exit(None, "lost", f"its container was removed before it was started: {error}")
+            else:
+                self._ended = Exit(127, "executor_error", str(error))
         except Refused as error:
             code = 127 if "not found" in str(error) or "no such file" in str(error) else 126
             self._ended = Exit(code, "executor_error", str(error))
@@ -101,6 +111,40 @@ class DockerExecution:
             self._ended = Exit(None, "lost", str(error))
         except ExecutorError as error:
             self._ended = Exit(None, error.reason, str(error))
+
+    def _make_room(self, container: str) -> None:
+        """Where something is to be kept: a working directory in the container's own layer, which is then watched."""
+        self._disk = disk.watch(self._adapter, container, self.assignment.spec)
+        if self._disk is not None:
+            self._adapter.make_directory(container, self.assignment.spec.working_dir, config.NOBODY_ID)
+
+    def _prepare(self, container: str) -> None:
+        inspected = self._adapter.inspect(container)
+        self.image_id = inspected.get("Image", "")
+        config.check_applied(self._asked, inspected)
+        # A tag moves; what was executed is told by the image's digest alone (rule P17).
+        log.info(
+            "executor.container_made",
+            extra={"run": self.assignment.run, "container": container, "image_digest": self.image_id},
+        )
+        self._make_room(container)
+        self._attached = self._adapter.attach(container)
+        self._place.register(container)
+
+    def _certainly_gone(self) -> bool:
+        try:
+            return self.container is not None and self._adapter.is_gone(self.container)
+        except ExecutorError as error:
+            log.warning("%s: %s", self.name, error)
+            return False
+
+    def _lose(self) -> None:
+        """The place is lost; from another thread. Reported as such, and by force: no grace for what may not run."""
+        if self._place.displaced:
+            self.let_go()
+            return
+        self.stop("lost")
+        self._remove_made(None)
 
     def _find_lost(self) -> None:
         until = now() + LOST_CREATE_SECONDS
@@ -139,6 +183,11 @@ class DockerExecution:
             if self._open:
                 _poke(self._wake_write)
 
+    def let_go(self) -> None:
+        """See `Execution.let_go`."""
+        self._let_go = True
+        self.stop("adopted")
+
     def _pump(self, deadline: float | None) -> bool:
         """Deliver output until the container ended; False when it had to be given up on."""
         stopping = _Stopping(self._kill, self.assignment.spec.stop_grace_seconds)
@@ -147,9 +196,12 @@ class DockerExecution:
             moment = now()
             if deadline is not None and moment >= deadline:
                 self.stop("timeout")
-            if self._reason and stopping.step(moment):
+            if self._disk is not None and not self._reason and self._disk.is_full(moment):
+                self.stop(disk.REASON)
+            if self._let_go or (self._reason and stopping.step(moment)):
                 return False
-            due = [t for t in (stopping.next, None if self._reason else deadline) if t is not None]
+            looks = None if self._disk is None or self._reason else self._disk.next
+            due = [t for t in (stopping.next, None if self._reason else deadline, looks) if t is not None]
             seconds = min([_POLL_SECONDS, *(max(0.0, t - moment) for t in due)])
             if self._attached is None:
                 self._sleep(min(seconds, _BROKEN_POLL_SECONDS))
@@ -158,7 +210,9 @@ class DockerExecution:
             elif self._readable(self._attached, seconds) and not self._read(self._attached, frames):
                 self._attached.close()
                 self._attached = None
-                if self._exit_code() is not None and now() - moment < _PROMPT_SECONDS:
+                # Counted from the output's end, not from before the wait for it.
+                ended = now()
+                if self._exit_code() is not None and now() - ended < _PROMPT_SECONDS:
                     return True
                 self._broken = True
 
@@ -229,15 +283,28 @@ class DockerExecution:
         return self.container
 
     def _outcome(self, *, whole: bool) -> Exit:
+        if self._let_go:
+            return Exit(None, "adopted", "another driver goes on with it")
         if not whole:
             return Exit(None, self._reason, "it did not end after SIGKILL; it is removed by force")
-        code = self._code
-        if self._reason or not code:
-            return Exit(code, self._reason)
+        if self._reason or not self._code:
+            return Exit(self._code, self._reason, self._why())
+        return self._judged(self._code)
+
+    def _why(self) -> str:
+        if self._reason == disk.REASON and self._disk is not None:
+            return self._disk.detail
+        return self._place.lost if self._reason == "lost" else ""
+
+    def _judged(self, code: int) -> Exit:
+        """It was not asked to end, and failed: was that its own doing?"""
+        if code in _KILLED and not self._place.held():
+            # Whoever recovers a place fences it first: had it ended by itself, the place would still be ours.
+            return Exit(code, "lost", self._place.lost or "its place was recovered by another process")
         state = self._state()
         if state.get("OOMKilled"):
             return Exit(code, "oom")
-        if self._broken and code in _KILLED_WITH_DAEMON:
+        if self._broken and code in _KILLED:
             return Exit(code, "lost", "the connection to the daemon broke and the container ended with it")
         return Exit(code, "", str(state.get("Error", "")))
 
@@ -248,20 +315,37 @@ class DockerExecution:
             return {"Error": f"how it ended is not known: {error}"}
         return state
 
+    # -- keeping ---------------------------------------------------------------------------------------------------
+
+    def collect(self, collection: Collected) -> None:
+        """See `Execution.collect`."""
+        if self.container is not None:
+            collect_from_container(self._adapter, self.container, self.assignment.spec, collection)
+
     # -- removing ---------------------------------------------------------------------------------------------------
 
     def remove(self) -> None:
         """See `Execution.remove`."""
         self._close()
-        # Without a known id the create's reply was lost: the label finds what it made, in whatever state.
-        for container in [self.container] if self.container else list(self._listed()):
-            remove_confirmed(self._adapter, container)
+        if self._let_go:
+            self._place.drop()
+            return
+        self._place.release(self._remove_made)
+        if self._place.displaced:
+            return
         if self.files is not None:
             scratch.remove_tree(self.files)
+
+    def _remove_made(self, recorded: str | None) -> None:
+        known = {container for container in (self.container, recorded) if container}
+        # Without a known id the create's reply was lost: the label finds what it made, in whatever state.
+        for container in known or set(self._listed()):
+            remove_confirmed(self._adapter, container)
 
     def discard(self) -> None:
         """Forget an execution for which the daemon certainly made nothing."""
         self._close()
+        self._place.release(_nothing_made)
         if self.files is not None:
             scratch.remove_tree(self.files)
 
@@ -274,6 +358,10 @@ class DockerExecution:
             os.close(self._wake_write)
         if self._attached is not None:
             self._attached.close()
+
+
+def _nothing_made(recorded: str | None) -> None:
+    """What a place is released with for which the daemon certainly made nothing."""
 
 
 class _Stopping:

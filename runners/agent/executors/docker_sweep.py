@@ -12,7 +12,7 @@ from runners.agent.executors.base import ExecutorError
 from runners.agent.executors.docker_adapter import DockerAdapter, NotFound, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 REMOVE_SECONDS = 50.0
 # The daemon kills in parallel; one after the other, the last of many would run on for as long as the others take.
@@ -42,15 +42,17 @@ def remove_confirmed(adapter: DockerAdapter, container: str) -> None:
         pause = min(pause * 2, 2.0)
 
 
-def remove_all(adapter: DockerAdapter, labels: Mapping[str, str]) -> int:
+def remove_all(adapter: DockerAdapter, labels: Mapping[str, str], spare: Collection[str] = ()) -> int:
     """Remove every container with all these labels, in any state, and confirm each; returns how many there were.
+
+    Those whose full id is in `spare` are left alone: somebody looks after them.
 
     Raises:
         ExecutorError: one of them is not confirmed gone. The others were tried all the same.
     """
     if not labels:
         raise ExecutorError("a sweep without labels would remove every container of this machine")
-    found = adapter.list_ids(labels)
+    found = {container: name for container, name in adapter.list_ids(labels).items() if container not in spare}
     if not found:
         return 0
     with ThreadPoolExecutor(min(AT_ONCE, len(found))) as pool:

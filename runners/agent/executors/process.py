@@ -20,15 +20,26 @@ from typing import TYPE_CHECKING, Any, Literal
 from admission.spec import MIB
 from runners.agent.environment import run_environment
 from runners.agent.executors import cgroups, scratch
-from runners.agent.executors.base import Execution, ExecutorError, LogSink, MayStart, always
+from runners.agent.executors.base import (
+    Execution,
+    ExecutorError,
+    LogSink,
+    Made,
+    MayStart,
+    NotAdoptable,
+    Progress,
+    always,
+)
 from runners.agent.executors.process_execution import ProcessExecution
 from runners.agent.executors.process_sweep import remove_abandoned
 from runners.agent.executors.processes import identity
+from runners.agent.executors.slots import UNRESTRICTED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from runners.agent.assignment import Assignment
+    from runners.agent.executors.slots import SlotKeeper
 
 # As a module, for a script is compiled anew at each start.
 SHIM = "import sys; sys.path.append(sys.argv.pop()); import shim; shim.main()"
@@ -66,6 +77,8 @@ class ProcessExecutor:
     name = "process"
 
     def __init__(self, *, use_cgroup: bool = True) -> None:
+        # No container, so nothing that a limit of containers could count: with one, this executor is refused (P3).
+        self.slots: SlotKeeper = UNRESTRICTED
         self._cgroup = cgroups.detect() if use_cgroup else None
         self._root = os.geteuid() == 0
         self._user = _run_user() if self._root else "same"
@@ -92,6 +105,13 @@ class ProcessExecutor:
             survives_shim_kill=bounded or self._root,
             network_isolated=self._root,
         )
+
+    def prepared(self, assignment: Assignment) -> bool:
+        """See `Executor.prepared`: there is nothing to fetch."""
+        return True
+
+    def prepare(self, assignment: Assignment, progress: Progress) -> None:
+        """See `Executor.prepare`."""
 
     def start(
         self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str], may_start: MayStart = always
@@ -120,7 +140,15 @@ class ProcessExecutor:
                 raise
             raise ExecutorError(f"run {assignment.run} cannot be started as a process: {error}") from error
 
-    def sweep(self, labels: Mapping[str, str]) -> int:
+    def look(self, labels: Mapping[str, str]) -> list[Made]:
+        """See `Executor.look`: the shim ends what it runs when its driver is gone, so nothing could be adopted."""
+        return []
+
+    def adopt(self, assignment: Assignment, sink: LogSink, labels: Mapping[str, str]) -> Execution:
+        """See `Executor.adopt`."""
+        raise NotAdoptable(f"run {assignment.run} was executed as a process; it ended with its driver")
+
+    def sweep(self, labels: Mapping[str, str], spare: Collection[str] = ()) -> int:
         """Clear up after drivers that are gone, where even the shim was killed."""
         return remove_abandoned(labels)
 
@@ -143,6 +171,7 @@ class ProcessExecutor:
             "uid": _SHARED if self._user == "nobody" else None,
             "isolate_network": self._root and spec.network == "none",
             "limits": self._limits(assignment),
+            "keep": bool(spec.artifacts),
             "backstop_seconds": spec.timeout_seconds + spec.stop_grace_seconds + BACKSTOP_SECONDS,
         }
 

@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Self
 
 from runners.agent.executors.docker_adapter import DockerAdapter
@@ -28,6 +29,11 @@ class DockerProxy:
         """The connection is closed instead of passing it on."""
         self.lose_reply = b""
         """Passed on once, and the connection closed instead of the reply."""
+        self.late = b""
+        """The connection is closed at once, and what was asked reaches the daemon only later."""
+        self.late_seconds = 1.0
+        self.hold_reply = b""
+        """Passed on once, and the reply never comes, as from a daemon that is busy."""
         self._lines: list[bytes] = []
         self._pairs: list[socket.socket] = []
         self._server = socket.socket(socket.AF_UNIX)
@@ -65,18 +71,28 @@ class DockerProxy:
         daemon.connect(DAEMON)
         self._pairs += [client, daemon]
         with client, daemon, contextlib.suppress(OSError):
-            losing = False
+            losing = holding = False
             while True:
                 for ready in select.select([client, daemon], [], [])[0]:
                     data = ready.recv(1 << 16)
                     if not data or (ready is daemon and losing):
                         return
                     if ready is daemon:
-                        client.sendall(data)
+                        if not holding:
+                            client.sendall(data)
                         continue
                     verb = self._judge(data)
-                    losing = losing or verb == "lose"
+                    losing, holding = losing or verb == "lose", holding or verb == "hold"
                     if verb == "cut":
+                        return
+                    if verb == "late":
+                        # The body comes in a piece of its own.
+                        while select.select([client], [], [], 0.2)[0]:
+                            data += client.recv(1 << 16)
+                        client.close()
+                        time.sleep(self.late_seconds)
+                        daemon.sendall(data)
+                        daemon.recv(1 << 16)
                         return
                     if verb == "refuse":
                         client.sendall(b"HTTP/1.1 500 No\r\nContent-Length: 7\r\n\r\nrefused")
@@ -93,4 +109,10 @@ class DockerProxy:
         if self.lose_reply and self.lose_reply in line:
             self.lose_reply = b""
             return "lose"
+        if self.late and self.late in line:
+            self.late = b""
+            return "late"
+        if self.hold_reply and self.hold_reply in line:
+            self.hold_reply = b""
+            return "hold"
         return "pass"

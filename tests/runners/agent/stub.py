@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from runners.agent.artifacts import Kept, Limits
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
 from runners.agent.control import ControlUnavailable, LogOffset, Superseded
 
@@ -27,7 +28,9 @@ class StubControl:
         self.open: set[RunKey] = set()
         self.results: dict[RunKey, Result] = {}
         self.given_back: dict[RunKey, str] = {}
+        self.adopted: set[RunKey] = set()
         self.logs: dict[RunKey, bytearray] = {}
+        self.artifacts: dict[tuple[RunKey, str], bytes] = {}
         self.calls: list[tuple[str, int]] = []
         self.capacities: list[Capacity] = []
         self._answers: dict[str, list[Assignment]] = {}
@@ -65,6 +68,10 @@ class StubControl:
         self._called("heartbeat", len(keys))
         return self._judge(keys)
 
+    def pulling(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
+        self._called("pulling", len(keys))
+        return self._judge(keys)
+
     def _judge(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         return {key: self.verdicts.get(key, Verdict.OK) for key in keys if key in self.open}
 
@@ -78,6 +85,16 @@ class StubControl:
         stored.extend(data)
         self._answered("append_log")
         return len(stored)
+
+    @property
+    def artifact_limits(self) -> Limits:
+        return Limits()
+
+    def put_artifact(self, key: RunKey, kept: Kept) -> None:
+        self._called("put_artifact", kept.size)
+        if key not in self.open:
+            raise Superseded
+        self.artifacts[(key, kept.name)] = kept.path.read_bytes()
 
     def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
         self._called("settle", len(results))
@@ -103,6 +120,10 @@ class StubControl:
 
     def stop_waiting(self) -> None:
         pass
+
+    def goes_on(self, key: RunKey, attempt: int) -> bool:
+        self._called("goes_on", 1)
+        return key in self.adopted
 
     def thread_ends(self) -> None:
         """Nothing is held by thread."""

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runners.agent.executors import docker_sweep
+from runners.agent.executors import docker_execution, docker_sweep
 from runners.agent.executors.base import ExecutorError, ImageUnavailable
 from runners.agent.executors.docker import DockerExecutor
 from runners.agent.executors.docker_adapter import DEFAULT_ENDPOINT, DaemonSilent, DockerAdapter
+from runners.agent.executors.late_creates import LateCreates
+from runners.agent.executors.slots import NO_PLACE, Place, Unrestricted
 from tests.runners.agent.conftest import LABELS, assignment, eventually, execute
 from tests.runners.agent.proxy import DockerProxy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(120)
@@ -255,18 +258,45 @@ def test_short_id_proves_nothing(adapter: DockerAdapter) -> None:
         adapter.is_gone("abc")
 
 
+@pytest.mark.rule("P13")
+def test_a_create_that_surfaces_late_is_collected(
+    local_image: str, adapter: DockerAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_execution, "LOST_CREATE_SECONDS", 0.2)
+    with DockerProxy(tmp_path / "proxy.sock") as proxy:
+        executor = DockerExecutor(proxy.adapter)
+        executor._late = LateCreates(adapter, look_seconds=0.2, watch_seconds=20)
+        proxy.late, proxy.late_seconds = b"/containers/create", 2.0
+        labels = {**LABELS, "wharfinger.token": "late"}
+        end, output = execute(executor, assignment(["echo", "ran"], image=local_image), labels=labels)
+        assert (end.reason, output, left(adapter)) == ("lost", b"", {})
+        eventually(lambda: left(adapter), 10)
+        eventually(lambda: not left(adapter), 10)
+
+
+class Refusing(Unrestricted):
+    """Its places refuse the registration."""
+
+    def __init__(self, refuse: Callable[[str], None]) -> None:
+        class Refused(type(NO_PLACE)):  # type: ignore[misc]
+            register = staticmethod(refuse)
+
+        self.place: Place = Refused()
+
+    def enter(self, labels: Mapping[str, str]) -> Place | None:
+        return self.place
+
+
 @pytest.mark.rule("P7")
 def test_refused_registration_is_not_started(local_image: str, adapter: DockerAdapter) -> None:
-    registered: list[tuple[str, str]] = []
+    registered: list[str] = []
 
-    def refuse(token: str, container: str) -> None:
-        registered.append((token, container))
+    def refuse(container: str) -> None:
+        registered.append(container)
         assert adapter.inspect(container)["State"]["Status"] == "created"
         raise ExecutorError("the token is fenced")
 
-    executor = DockerExecutor(adapter, before_start=refuse)
-    labels = {**LABELS, "wharfinger.token": "a-token"}
-    end, output = execute(executor, assignment(["echo", "ran"], image=local_image), labels=labels)
+    executor = DockerExecutor(adapter, slots=Refusing(refuse))
+    end, output = execute(executor, assignment(["echo", "ran"], image=local_image))
     assert (end.reason, end.detail, output) == ("executor_error", "the token is fenced", b"")
-    assert registered[0][0] == "a-token"
-    assert adapter.is_gone(registered[0][1])
+    assert adapter.is_gone(registered[0])

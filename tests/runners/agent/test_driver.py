@@ -11,12 +11,22 @@ import pytest
 from runners.agent.assignment import Assignment, Ending, RunKey, Verdict
 from runners.agent.clock import now
 from runners.agent.driver import Driver
-from runners.agent.executors.base import ExecutorError, Exit, ImageUnavailable, LogSink, MayStart, always
+from runners.agent.executors.base import (
+    ExecutorError,
+    Exit,
+    ImageUnavailable,
+    LogSink,
+    Made,
+    MayStart,
+    NotAdoptable,
+    always,
+)
+from runners.agent.executors.slots import UNRESTRICTED, SlotKeeper
 from tests.runners.agent.conftest import assignment, eventually
 from tests.runners.agent.stub import StubControl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -26,6 +36,7 @@ class StubExecution:
         self.sink = sink
         self.reason = ""
         self.removed = False
+        self.left = False
         self.remove_failures = 0
         self.deadline: float | None = None
         self._end = threading.Event()
@@ -45,6 +56,10 @@ class StubExecution:
         self.reason = self.reason or reason
         self._end.set()
 
+    def let_go(self) -> None:
+        self.left = True
+        self.stop("adopted")
+
     def remove(self) -> None:
         if self.remove_failures:
             self.remove_failures -= 1
@@ -55,12 +70,25 @@ class StubExecution:
 class StubExecutor:
     name = "stub"
 
-    def __init__(self) -> None:
+    def __init__(self, slots: SlotKeeper = UNRESTRICTED) -> None:
+        self.slots = slots
         self.made: dict[int, StubExecution] = {}
         self.errors: dict[int, Exception] = {}
         self.slow: dict[int, threading.Event] = {}
         self.swept: list[Mapping[str, str]] = []
+        self.adopted: list[Mapping[str, str]] = []
         self.at_once = False
+        self.pulls: dict[int, threading.Event] = {}
+        self.unpullable: dict[int, Exception] = {}
+
+    def prepared(self, given: Assignment) -> bool:
+        return given.run not in self.pulls and given.run not in self.unpullable
+
+    def prepare(self, given: Assignment, progress: Any) -> None:
+        if given.run in self.unpullable:
+            raise self.unpullable[given.run]
+        while not self.pulls[given.run].wait(0.05):
+            progress("Downloading")
 
     def start(
         self, given: Assignment, sink: LogSink, labels: Mapping[str, str], may_start: MayStart = always
@@ -75,7 +103,17 @@ class StubExecutor:
             execution.end()
         return execution
 
-    def sweep(self, labels: Mapping[str, str]) -> int:
+    def look(self, labels: Mapping[str, str]) -> list[Made]:
+        return []
+
+    def adopt(self, given: Assignment, sink: LogSink, labels: Mapping[str, str]) -> StubExecution:
+        self.adopted.append(labels)
+        if given.run in self.errors:
+            raise self.errors[given.run]
+        execution = self.made[given.run] = StubExecution(sink)
+        return execution
+
+    def sweep(self, labels: Mapping[str, str], spare: Collection[str] = ()) -> int:
         self.swept.append(labels)
         return 0
 
@@ -397,3 +435,84 @@ def test_reconcile_does_not_call_an_unanswered_claim_unknown(bench: Bench) -> No
     assert driver.reconcile(lambda: set(bench.control.open)) == []
     bench.control.lose.clear()
     bench.running(1)
+
+
+# -- adoption ---------------------------------------------------------------------------------------------------------
+
+MAKER = {"wharfinger.driver": "a dead one"}
+
+
+def taken_over(bench: Bench, *, deadline: float = 60.0) -> Driver:
+    """A driver that goes on with run 1, which another one started."""
+    driver = bench.drive(slots=1)
+    given = assignment(["x"], run=1)
+    bench.control.open.add(given.key)
+    assert driver.take_over(given, MAKER, now() + deadline)
+    assert not driver.take_over(given, MAKER, now() + deadline), "held already"
+    return driver
+
+
+@pytest.mark.rule("R10")
+def test_what_a_dead_driver_started_is_waited_for_under_its_labels_and_reported_as_ones_own(bench: Bench) -> None:
+    driver = taken_over(bench)
+    bench.running().sink(b"all of it\n")
+    bench.executor.made[1].end(0)
+    assert bench.result().ending is Ending.SUCCEEDED
+    assert bench.executor.adopted == [{**MAKER, "wharfinger.run": "1", "wharfinger.attempt": "1"}]
+    assert bench.control.logs[RunKey(1, 1)] == b"all of it\n"
+    assert ("start", 1) not in bench.control.calls
+    eventually(lambda: not driver.held)
+
+
+@pytest.mark.rule("R10")
+def test_while_more_is_held_than_there_are_slots_nothing_is_claimed(bench: Bench) -> None:
+    driver = taken_over(bench)
+    bench.control.queue.append(assignment(["x"], run=2))
+    driver.wake()
+    bench.running()
+    time.sleep(0.2)
+    assert 2 not in bench.executor.made
+    bench.executor.made[1].end()
+    bench.running(2).end()
+    bench.result(2)
+
+
+@pytest.mark.rule("R10", "R9")
+def test_what_is_not_there_any_more_is_given_back_and_not_failed(bench: Bench) -> None:
+    bench.executor.errors[1] = NotAdoptable("gone")
+    driver = taken_over(bench)
+    eventually(lambda: bench.control.given_back == {RunKey(1, 1): "lost"})
+    eventually(lambda: not driver.held)
+
+
+@pytest.mark.rule("R10")
+def test_its_deadline_is_the_one_it_was_given(bench: Bench) -> None:
+    taken_over(bench, deadline=0.3)
+    assert bench.result().ending is Ending.TIMED_OUT
+
+
+@pytest.mark.rule("R12")
+def test_what_was_adopted_by_another_is_let_go_and_nothing_is_said(bench: Bench) -> None:
+    driver = bench.drive(runs=1)
+    execution = bench.running()
+    bench.control.adopted.add(RunKey(1, 1))
+    bench.control.open.clear()
+    eventually(lambda: not driver.held)
+    assert (execution.left, execution.reason) == (True, "adopted")
+    assert bench.named("let_go")
+    assert bench.control.results == {}
+    assert bench.control.given_back == {}
+
+
+@pytest.mark.rule("R12", "G7")
+def test_while_it_is_not_known_which_it_is_neither_stopped_nor_let_go(bench: Bench) -> None:
+    driver = bench.drive(runs=1)
+    execution = bench.running()
+    bench.control.fail["goes_on"] = 1000
+    bench.control.open.clear()
+    eventually(lambda: bench.control.calls.count(("goes_on", 1)) >= 3)
+    assert (execution.left, execution.reason) == (False, "")
+    assert driver.held == [RunKey(1, 1)]
+    bench.control.adopted.add(RunKey(1, 1))
+    bench.control.fail.clear()
+    eventually(lambda: execution.left)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 import pytest
 
 from runners.agent.control import ControlUnavailable, LogOffset
 from runners.agent.executors.frames import Frames
-from runners.agent.logs import CAP_BYTES, CHUNK_BYTES, LogBuffer
+from runners.agent.logs import CAP_BYTES, CHUNK_BYTES, SEAM_MARK, LogBuffer, Stored
 from runners.agent.masking import MASK, Masker
 
 
@@ -86,6 +87,45 @@ def test_a_successor_reads_from_the_start_and_sends_only_the_rest() -> None:
     logs.write(b"3456789")
     logs.flush(store.send)
     assert store.data == b"0123456789"
+
+
+def successor(stored: bytes) -> tuple[LogBuffer, Store]:
+    logs, store = LogBuffer(), Store()
+    store.data += stored
+    logs.go_on_after(Stored(len(stored), hashlib.sha256(stored).digest()))
+    return logs, store
+
+
+@pytest.mark.rule("R10", "Q8")
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_successor_that_knows_what_is_stored_compares_it_and_sends_only_the_rest(size: int) -> None:
+    logs, store = successor(b"01234")
+    whole = b"0123456789" * 3
+    for at in range(0, len(whole), size):
+        logs.write(whole[at : at + size])
+        logs.flush(store.send)
+    logs.close()
+    logs.flush(store.send)
+    assert store.data == whole
+
+
+@pytest.mark.rule("R10", "Q8")
+@pytest.mark.parametrize("read", [b"34567 new", b"10234 new", b"012"], ids=["rotated", "another order", "too little"])
+def test_where_the_output_read_again_differs_the_log_says_so(read: bytes) -> None:
+    logs, store = successor(b"01234")
+    logs.write(read)
+    logs.close()
+    logs.flush(store.send)
+    assert store.data == b"01234" + f"[wharfinger: {SEAM_MARK}]\n".encode() + read[5:]
+
+
+@pytest.mark.rule("R10")
+def test_a_successor_of_one_that_stored_nothing_compares_nothing() -> None:
+    logs, store = successor(b"")
+    logs.write(b"all")
+    logs.close()
+    logs.flush(store.send)
+    assert store.data == b"all"
 
 
 @pytest.mark.rule("Q8")

@@ -1,4 +1,4 @@
-"""Replicas with their beats, and what recovery did about dead ones."""
+"""Replicas with their beats."""
 
 # ruff: noqa: D102 - a column says what it is by its description
 
@@ -17,14 +17,12 @@ from admission.states import HOLDING, DriverKind
 from controlplane.admin_base import ReadOnlyAdmin, render
 from controlplane.admin_base.clock import SecondsSince
 from controlplane.admin_base.drivers import DriverSign, Health, judge_health, register_driver_source
-from controlplane.admin_base.filters import fixed_values
 from controlplane.admin_base.subqueries import CappedCount
 from controlplane.admin_base.verbs import Order, Outcome, Preview, Verb
 from controlplane.core.conf import conf
-from recovery.models import RecoveryAction, RecoveryClaim, Replica
+from recovery.admin.notices import HoldNotice
+from recovery.models import Replica
 from recovery.services.replicas import drain_replica, resume_replica
-
-OUTCOME_TONES = {"requeued": "good", "interrupted": "warn", "deferred": "bad", "cancelled": "mute"}
 
 
 def replica_health(replica: Any) -> Health:
@@ -91,7 +89,7 @@ RESUME = Verb(
 
 
 @admin.register(Replica)
-class ReplicaAdmin(ReadOnlyAdmin):
+class ReplicaAdmin(HoldNotice, ReadOnlyAdmin):
     """Incarnations that beat, and dead ones until their work is settled."""
 
     verbs = (DRAIN, RESUME)
@@ -106,6 +104,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
         ("host", "pid", "boot_id"),
         ("started", "draining_at", "drain_note"),
         ("incarnation", "declared_dead_at"),
+        ("held_until", "held_why", "resumed_at"),
     )
     empty_list_hint = "No replica beats. Start one: manage.py replica (or the whole fleet: manage.py up)."
 
@@ -144,64 +143,6 @@ class ReplicaAdmin(ReadOnlyAdmin):
 
     @admin.display(description="note")
     def note(self, replica: Replica) -> SafeString | str:
+        if replica.held_until is not None and replica.declared_dead_at is None:
+            return render.badge("held", "warn", replica.held_why)
         return replica.drain_note or render.EMPTY
-
-
-@admin.register(RecoveryClaim)
-class RecoveryClaimAdmin(ReadOnlyAdmin):
-    """Who reconciles which dead incarnation right now."""
-
-    list_display = ("replica", "claimant", "claimed", "held_for")
-    list_select_related = ("replica",)
-    fields = ("replica", "claimant", "claimed", "held_for")
-    empty_list_hint = "No dead replica is being reconciled."
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[RecoveryClaim]:
-        """With ages by the database's clock."""
-        queryset: QuerySet[RecoveryClaim] = super().get_queryset(request)
-        return queryset.annotate(age_seconds=SecondsSince("claimed_at"))
-
-    @admin.display(description="claimed (UTC)", ordering="claimed_at")
-    def claimed(self, claim: RecoveryClaim) -> SafeString:
-        return render.moment(claim.claimed_at)
-
-    @admin.display(description="age")
-    def held_for(self, claim: Any) -> SafeString:
-        return render.age(claim.age_seconds, claim.claimed_at, bad=conf().recovery_claim_ttl_seconds)
-
-
-@admin.register(RecoveryAction)
-class RecoveryActionAdmin(ReadOnlyAdmin):
-    """The recovery log: one row for everything it did, or deliberately left alone, and why."""
-
-    list_display = ("when", "ago", "outcome_badge", "run", "replica_name", "by", "reason")
-    list_display_links = ("when",)
-    list_filter = (fixed_values("outcome", *OUTCOME_TONES),)
-    search_fields = ("=run_id", "replica_name__startswith")
-    search_help_text = "Run id, or the beginning of a replica's name"
-    ordering = ("-id",)
-    fields = (("when", "outcome_badge"), ("run", "epoch"), ("replica_name", "by"), "reason")
-    empty_list_hint = "Nothing had to be recovered yet. Kill a replica and look here a minute and a half later."
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[RecoveryAction]:
-        """With ages by the database's clock."""
-        queryset: QuerySet[RecoveryAction] = super().get_queryset(request)
-        return queryset.annotate(age_seconds=SecondsSince("at"))
-
-    @admin.display(description="at (UTC)", ordering="id")
-    def when(self, action: RecoveryAction) -> SafeString:
-        return render.moment(action.at)
-
-    @admin.display(description="age")
-    def ago(self, action: Any) -> SafeString:
-        return render.age(action.age_seconds, action.at)
-
-    @admin.display(description="outcome", ordering="outcome")
-    def outcome_badge(self, action: RecoveryAction) -> SafeString:
-        return render.badge(action.outcome, OUTCOME_TONES.get(action.outcome, "mute"))
-
-    @admin.display(description="run", ordering="run_id")
-    def run(self, action: RecoveryAction) -> SafeString:
-        if action.run_id is None:
-            return render.EMPTY
-        return render.link("admin:admission_run_change", action.run_id, f"run {action.run_id}")
