@@ -19,7 +19,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: figures of little worth")
     parser.add_argument(
-        "--only", default="claims,admissions,picking,roundtrips,scripts", help="which parts, with commas"
+        "--only",
+        default="claims,admissions,picking,roundtrips,scripts,idle,http,endtoend",
+        help="which parts, with commas",
     )
     chosen = parser.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
@@ -36,7 +38,7 @@ def _measure(url: str, parts: list[str], *, quick: bool) -> int:
     from django.core.management import call_command  # noqa: PLC0415
     from django.db import connection  # noqa: PLC0415
 
-    from benchmarks import admissions, claims, containers, picking, scripts  # noqa: PLC0415
+    from benchmarks import admissions, claims, containers, endtoend, http, idle, picking, scripts  # noqa: PLC0415
     from benchmarks.report import table  # noqa: PLC0415
 
     call_command("migrate", verbosity=0)
@@ -50,6 +52,16 @@ def _measure(url: str, parts: list[str], *, quick: bool) -> int:
         rows += picking.measure(url, rounds=3 if quick else 7, runs=50_000 if quick else 1_000_000)
     if "roundtrips" in parts:
         rows += picking.measure_round_trips(url, rounds=6 if quick else 40, queued=20_000 if quick else 200_000)
+    if "idle" in parts:
+        rows += idle.measure(
+            url, runners=200 if quick else 1000, seconds=10 if quick else 65, submits=40 if quick else 300
+        )
+    if "endtoend" in parts:
+        rows += endtoend.measure(
+            url, rounds=1 if quick else 3, jobs=1000 if quick else 5000, submits=40 if quick else 200
+        )
+    if "http" in parts:
+        rows += http.measure(url, rounds=3 if quick else 9, seconds=1 if quick else 3)
     if "containers" in parts:
         rows += containers.measure(pairs=10 if quick else 100)
     if "scripts" in parts:

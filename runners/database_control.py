@@ -82,6 +82,16 @@ class DatabaseControl:
         values = _call(lambda: hidden_values(assignment.run)) if assignment.spec.secrets else []
         return replace(assignment, secrets={str(number): value for number, value in enumerate(values)})
 
+    def pause(self) -> float | None:
+        """The driver's own interval; what is announced wakes it earlier."""
+        return None
+
+    def may_wait(self) -> None:
+        """Claims are never held here."""
+
+    def stop_waiting(self) -> None:
+        """Claims are never held here."""
+
     def start(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         """Accept the start of these holds."""
         if self._silent:

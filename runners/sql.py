@@ -10,24 +10,27 @@ from typing import Final
 
 from admission.sql.blocks import BOUND_IDLE
 
-# Who calls, and which of its runs it is asked to cancel: every answer carries them. One look-up by the token's hash,
-# or by that of the token before it, while a rotation lets both open. No locks. 0 rows: unknown, outlived or revoked.
-# Index: unique hash, unique old hash, run_driver.
-# `quiet`: the last contact is old enough to be written again. `first`: the new token of a rotation is used for the
-# first time, so the old one is to end. A runner of one job has had it once it holds nothing any more: it drains.
-FIND_RUNNER: Final = """
-SELECT r.id, r.name, r.tenant_id, r.labels, r.trust_labels, r.executors, r.slots, r.shown, r.one_job,
-       r.paused_at IS NOT NULL AS paused,
-       r.draining_at IS NOT NULL OR (r.spent_at IS NOT NULL AND NOT EXISTS (
+# A runner of one job has had it once it holds nothing any more: it drains.
+DRAINS: Final = """(r.draining_at IS NOT NULL OR (r.spent_at IS NOT NULL AND NOT EXISTS (
            SELECT FROM admission_run h WHERE h.driver_kind = 'runner' AND h.driver_id = r.id
-               AND h.state IN ('admitted', 'running'))) AS draining,
-       r.old_hash IS NOT NULL AND r.hash = %(hash)s AS first,
+               AND h.state IN ('admitted', 'running'))))"""
+
+# Who calls, and which of its runs it is asked to cancel: every answer carries them. One look-up by the tokens' hashes,
+# or by those of the tokens before them, while a rotation lets both open. No locks. A hash without a row: unknown,
+# outlived or revoked. Index: unique hash, unique old hash, run_driver.
+# `quiet`: the last contact is old enough to be written again. `first`: the new token of a rotation is used for the
+# first time, so the old one is to end.
+FIND_RUNNERS: Final = f"""
+SELECT w.hash, r.id, r.name, r.tenant_id, r.labels, r.trust_labels, r.executors, r.slots, r.shown, r.one_job,
+       r.paused_at IS NOT NULL AS paused, {DRAINS} AS draining, r.spent_at IS NOT NULL AS spent,
+       r.old_hash IS NOT NULL AND r.hash = w.hash AS first,
        (r.contact_at IS NULL OR r.contact_at < statement_timestamp() - make_interval(secs => %(resolution)s)) AS quiet,
        ARRAY(SELECT ARRAY[h.id, h.epoch] FROM admission_run h
              WHERE h.driver_kind = 'runner' AND h.driver_id = r.id AND h.state IN ('admitted', 'running')
                AND h.cancel_requested_at IS NOT NULL ORDER BY h.id) AS cancels
-FROM runners_runner r
-WHERE (r.hash = %(hash)s OR (r.old_hash = %(hash)s AND r.old_until > statement_timestamp())) AND r.revoked_at IS NULL
+FROM unnest(%(hashes)s::bytea[]) AS w(hash)
+JOIN runners_runner r ON r.hash = w.hash OR (r.old_hash = w.hash AND r.old_until > statement_timestamp())
+WHERE r.revoked_at IS NULL
 """
 
 # The new token arrived: the old one is dead from the next call on. Judged by the hash again: a rotation meanwhile
@@ -51,11 +54,36 @@ WHERE id = %(runner)s AND revoked_at IS NULL
 RETURNING id, name, shown, old_until
 """
 
-# That a runner called; the predicate keeps many calls at once from writing it many times. Lock: the row, not its key.
-NOTE_CONTACT: Final = """
-UPDATE runners_runner SET contact_at = statement_timestamp()
-WHERE id = %(runner)s
-  AND (contact_at IS NULL OR contact_at < statement_timestamp() - make_interval(secs => %(resolution)s))
+# That these called; the predicate keeps many calls at once from writing it many times. Lock: the rows, not their keys,
+# in order; a row that somebody holds is left out, its contact is noted by the next call.
+NOTE_CONTACTS: Final = """
+WITH due AS (
+    SELECT id FROM runners_runner WHERE id = ANY(%(runners)s)
+      AND (contact_at IS NULL OR contact_at < statement_timestamp() - make_interval(secs => %(resolution)s))
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE runners_runner r SET contact_at = statement_timestamp() FROM due d WHERE r.id = d.id
+"""
+
+# Of the runners with an open poll, those that must hear of something: the token is dead, the mode is another than the
+# one they were told, a run of theirs is to be cancelled. No locks. Index: unique hash, unique old hash, run_driver.
+READ_CONCERNED: Final = f"""
+SELECT w.hash
+FROM unnest(%(hashes)s::bytea[], %(modes)s::text[]) AS w(hash, mode)
+LEFT JOIN runners_runner r ON r.revoked_at IS NULL
+    AND (r.hash = w.hash OR (r.old_hash = w.hash AND r.old_until > statement_timestamp()))
+WHERE r.id IS NULL
+   OR w.mode <> CASE WHEN {DRAINS} THEN 'draining' WHEN r.paused_at IS NOT NULL THEN 'paused'
+                ELSE 'active' END
+   OR EXISTS (SELECT FROM admission_run h
+              WHERE h.driver_kind = 'runner' AND h.driver_id = r.id AND h.state IN ('admitted', 'running')
+                AND h.cancel_requested_at IS NOT NULL)
+"""
+
+# Of these claims, those that have an answer already. No locks. Index: claim_request_id.
+READ_ANSWERED: Final = """
+SELECT a.runner, a.request_id FROM unnest(%(runners)s::bigint[], %(request_ids)s::text[]) AS a(runner, request_id)
+WHERE EXISTS (SELECT FROM runners_claimrequest c WHERE c.runner_id = a.runner AND c.request_id = a.request_id)
 """
 
 # May this runner be given work? Held to the end of the admitting transaction: pausing, draining and revoking lock the

@@ -134,8 +134,11 @@ class Transport:
     def _session(self) -> requests.Session:
         session: requests.Session | None = getattr(self._local, "session", None)
         if session is None:
-            session = self._local.session = requests.Session()
+            session = self._local.session = self._make_session()
         return session
+
+    def _make_session(self) -> requests.Session:
+        return requests.Session()
 
 
 def decoded(response: requests.Response) -> Any:

@@ -19,6 +19,7 @@ from admission.states import Scope
 from controlplane.core.audit import Actor, record
 from controlplane.core.errors import InvalidInput, NotFound
 from controlplane.core.sql import execute, one
+from controlplane.core.wakeups import announce
 
 MAX_NAME = 200
 BELOW_TENANT = (Scope.KEY, Scope.HARNESS)
@@ -95,4 +96,5 @@ def _set(  # noqa: PLR0917 - the row, its new value, and who says so
         record(
             "set_limit", scope.value, subject, actor=actor, reason=reason, before={"limit": change.before}, after=after
         )
+        announce()
     return change

@@ -17,6 +17,7 @@ from controlplane.core.audit import Actor, record
 from controlplane.core.conf import conf
 from controlplane.core.errors import Conflict, InvalidInput, NotFound
 from controlplane.core.sql import one, rows
+from controlplane.core.wakeups import announce
 
 REFUSED_SQLSTATE = "WH001"
 OUTSIDE_PREFIX = "ext:"
@@ -148,7 +149,10 @@ def _held(parameters: dict[str, object]) -> Claim | None:
 def release_permit(holder: str, *, tenant_id: int, scope: Scope = Scope.TENANT) -> bool:
     """Release by identity. True: released now; False: it was not held (a repeat, or it lapsed)."""
     parameters = {"holder": holder, "tenant_id": tenant_id, "scope": scope.value}
-    return bool(rows(sql.RELEASE_PERMIT, parameters))
+    released = rows(sql.RELEASE_PERMIT, parameters)
+    if released and released[0]["wakes"]:
+        announce()
+    return bool(released)
 
 
 def renew_permits(holders: Sequence[str], *, tenant_id: int, scope: Scope = Scope.TENANT) -> dict[str, float]:

@@ -14,6 +14,7 @@ from controlplane.core.audit import Actor, record
 from controlplane.core.conf import conf
 from controlplane.core.errors import Conflict, InvalidInput, NotFound
 from controlplane.core.sql import execute, one, rows
+from controlplane.core.wakeups import announce
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +149,4 @@ def _record(tenant: Tenant, change: QuotaChange, actor: Actor, reason: str) -> N
         before={"quota": change.before},
         after={"quota": change.after, "in_flight": change.in_flight},
     )
+    announce()

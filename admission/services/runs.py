@@ -21,6 +21,7 @@ from controlplane.core.conf import conf
 from controlplane.core.errors import Conflict, InvalidInput
 from controlplane.core.fencing import is_strict
 from controlplane.core.sql import Row, rows
+from controlplane.core.wakeups import announce
 
 RUN_DEADLINE_GRACE_SECONDS = 30.0
 """The driver ends a run at its time limit; the control plane asks for it only when the driver did not."""
@@ -160,6 +161,8 @@ def settle_runs(driver: Driver, settlements: Sequence[Settlement]) -> tuple[dict
         if s.ending not in (RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.CANCELLED):
             raise InvalidInput(f"A driver cannot end a run as {s.ending!r}.")
     moved = rows(driving.SETTLE_RUNS, {**_settle_arrays(settlements), **driver.identity()})
+    if moved and moved[0]["wakes"]:
+        announce()
     ended = [Ended(r["id"], r["attempt"], RunState(r["state"]), r["tenant_id"]) for r in moved]
     verdicts = {(r["id"], r["held"]): HoldVerdict.OK for r in moved}
     rest = [s for s in settlements if (s.run, s.epoch) not in verdicts]
@@ -224,6 +227,8 @@ def take_away(
             **(parameters or {}),
         },
     )
+    if moved:
+        announce()
     return [Ended(r["id"], r["attempt"], RunState(r["state"]), r["tenant_id"]) for r in moved]
 
 
@@ -301,6 +306,8 @@ def cancel_runs(
             # A passed deadline is told by the run itself; what somebody asked for is told here as well.
             after = {r["id"]: {"state": r["state"]} for r in moved}
             record_each("cancel", "run", after, actor=actor, reason=reason)
+        if moved:
+            announce()
     return {r["id"]: RunState(r["state"]) for r in moved}
 
 

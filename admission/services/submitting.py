@@ -23,6 +23,7 @@ from controlplane.core.audit import Actor
 from controlplane.core.conf import conf
 from controlplane.core.errors import IdempotencyMismatch, InvalidInput, NotFound, TryLater, field_errors
 from controlplane.core.sql import execute, one, rows
+from controlplane.core.wakeups import announce
 
 MAX_RUNS = 1000
 MAX_KEY = 200
@@ -122,6 +123,7 @@ def _insert_repeating(
         try:
             with transaction.atomic():
                 _insert(tenant, items, results, actor, batch)
+                announce()
             return
         except OperationalError as error:
             if not tries_left or getattr(error.__cause__, "sqlstate", "") != DEADLOCK_SQLSTATE:

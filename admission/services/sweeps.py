@@ -19,6 +19,7 @@ from controlplane.core.conf import conf
 from controlplane.core.loops import Progress
 from controlplane.core.outages import held
 from controlplane.core.sql import one, rows
+from controlplane.core.wakeups import announce
 
 BATCH = 500
 LIMIT = {"limit": BATCH}
@@ -67,6 +68,8 @@ def _progress(name: str, candidates: Sequence[object], done: int) -> Progress:
 def release_delayed() -> Progress:
     """Delayed runs whose time has come join the queue."""
     moved = rows(ending.RELEASE_DELAYED, LIMIT)
+    if moved:
+        announce()
     return _progress("delayed", moved, len(moved))
 
 

@@ -15,6 +15,7 @@ from admission.states import Scope
 from controlplane.core import tokens
 from controlplane.core.audit import Actor, record
 from controlplane.core.errors import Conflict, InvalidInput, NotFound
+from controlplane.core.wakeups import announce
 
 SLUG = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,58}[a-z0-9])?")
 MAX_WEIGHT = Decimal("99999.999")
@@ -98,6 +99,7 @@ def resume_tenant(tenant: Tenant, *, actor: Actor, reason: str = "", if_due: boo
         if not changed:
             return False
         Counter.objects.filter(scope=Scope.TENANT, key=str(tenant.pk)).update(paused=False)
+        announce()
         record("resume", "tenant", tenant.slug, actor=actor, reason=reason)
     return True
 

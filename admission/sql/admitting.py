@@ -17,6 +17,48 @@ ORDER BY c.virtual_time, c.served_at NULLS FIRST, c.id
 LIMIT %(page)s OFFSET %(offset)s
 """
 
+# What drivers that wait could be given, by what they are (`n`): ids of runs, up to `wanted` each. No locks and no
+# decision: who is woken by it claims like everybody else. The same conditions as in READ_FAIR_ORDER and PICK_RUNS.
+# Each profile stops at what it wants; one that suits nothing looks at every queue, so the caller lets time pass after
+# a slow look. Index: counter_fair_order, run_queue, counter_scope_key.
+READ_SUITABLE: Final = """
+SELECT a.n, found.id
+FROM jsonb_to_recordset(%(profiles)s::jsonb)
+     AS a(n int, tenant bigint, labels jsonb, backends jsonb, memory_mib int, cpu float8, wanted int)
+CROSS JOIN LATERAL (
+    SELECT q.id
+    FROM (
+        SELECT c.tenant_id, c."limit" - c.in_flight AS headroom FROM admission_counter c
+        WHERE c.scope = 'tenant' AND c.backlog AND NOT c.paused AND (c."limit" IS NULL OR c.in_flight < c."limit")
+          AND (a.tenant IS NULL OR c.tenant_id = a.tenant)
+        ORDER BY c.virtual_time, c.served_at NULLS FIRST, c.id
+    ) f
+    CROSS JOIN LATERAL (
+        SELECT q.id FROM admission_run q
+        WHERE q.tenant_id = f.tenant_id AND state = 'queued' AND NOT delayed
+          AND (queue_deadline IS NULL OR queue_deadline > statement_timestamp())
+          AND (kind IS NULL OR kind = 'task')
+          AND labels <@ a.labels
+          AND (backend = '' OR a.backends ? backend OR backend <> ALL(%(known_backends)s))
+          AND (a.memory_mib IS NULL OR memory_mib <= a.memory_mib) AND (a.cpu IS NULL OR cpu <= a.cpu)
+          AND (harness = '' OR (
+              SELECT q.weight <= coalesce(h."limit", 2147483647) - h.in_flight FROM admission_counter h
+              WHERE h.scope = 'harness' AND h.key = q.harness))
+          AND (concurrency_key = '' OR (
+              SELECT q.weight <= coalesce(k."limit", 2147483647) - k.in_flight FROM admission_counter k
+              WHERE k.scope = 'key' AND k.key = q.tenant_id || ':' || q.concurrency_key))
+        ORDER BY rank_at, id LIMIT least(a.wanted, f.headroom)
+    ) q
+    LIMIT a.wanted
+) found
+"""
+
+# Whether any tenant has work and headroom. No locks. Index: counter_fair_order.
+ANYTHING_WAITS: Final = """
+SELECT EXISTS (SELECT FROM admission_counter c WHERE c.scope = 'tenant' AND c.backlog AND NOT c.paused
+               AND (c."limit" IS NULL OR c.in_flight < c."limit")) AS waits
+"""
+
 # Whether a quota stands, under the lock that excludes a first quota (T9) and a deletion. Those hold FOR UPDATE: their
 # tenant is left out, not waited for, so that it holds up nobody else's admission, and so that locking further tenants
 # after some runs can close no circle of waits.

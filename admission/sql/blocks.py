@@ -7,6 +7,7 @@ from typing import Final
 # Tail of every statement that ends a hold: takes a CTE `moved(id, attempt)`, deletes those permits and lowers their
 # counters by exactly what was deleted. Counters are locked in order before they are written. Nothing is clamped: if
 # permits and counter ever disagreed, the database's check refuses the negative counter and the transaction fails.
+# `wakes`: somebody may have waited for what was freed.
 RELEASE_TAIL: Final = """
 deleted AS (
     DELETE FROM admission_permit p USING moved m
@@ -20,7 +21,7 @@ ordered AS (
 ),
 lowered AS (
     UPDATE admission_counter c SET in_flight = c.in_flight - o.weight FROM ordered o WHERE c.id = o.id
-    RETURNING c.id
+    RETURNING c.id, c.backlog OR c.scope <> 'tenant' AS wakes
 )"""
 
 # The same for holds of which some go back to the queue: takes `returned(tenant_id)` too and says, in the same write of

@@ -190,7 +190,9 @@ closed AS (
     FROM moved m WHERE t.run_id = m.id AND t.number = m.attempt
 ),
 {RELEASE_TAIL}
-SELECT id, attempt, held, epoch, state, tenant_id, ending FROM moved
+SELECT id, attempt, held, epoch, state, tenant_id, ending,
+       (SELECT coalesce(bool_or(wakes), false) FROM lowered) AS wakes
+FROM moved
 """
 
 # The end recorded for a hold, for repeats of a result. No locks. Index: attempt_number.

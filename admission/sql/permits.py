@@ -59,7 +59,7 @@ WITH deleted AS (
 )
 UPDATE admission_counter c SET in_flight = c.in_flight - d.weight FROM deleted d
 WHERE c.scope = d.scope AND c.key = d.key
-RETURNING d.weight
+RETURNING d.weight, c.backlog OR c.scope <> 'tenant' AS wakes
 """
 
 # Renew outside permits. Locks: the permit rows. A missing holder in the answer: gone, its work must stop.

@@ -10,7 +10,11 @@ MAX_TOKEN = 200
 
 def bearer(request: Request) -> str | None:
     """The token of the Authorization header; None without one. Malformed ones are refused, never ignored."""
-    header: str = request.META.get("HTTP_AUTHORIZATION", "")
+    return bearer_of(request.META.get("HTTP_AUTHORIZATION", ""))
+
+
+def bearer_of(header: str) -> str | None:
+    """The same, of the header itself."""
     if not header:
         return None
     scheme, _, token = header.partition(" ")

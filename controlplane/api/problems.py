@@ -73,22 +73,38 @@ class Superseded(exceptions.APIException):
     default_code = "superseded"
 
 
+class Unavailable(exceptions.APIException):
+    """Not here, not now."""
+
+    status_code = 503
+    default_code = "unavailable"
+
+    def __init__(self, detail: str, *, wait: float) -> None:
+        super().__init__(detail)
+        self.wait = wait
+
+
 def exception_handler(error: Exception, context: Mapping[str, Any]) -> Response:
     """Any exception of a view, as a problem."""
     request = context.get("request")
     request_id = request.META.get("wharfinger.request_id", "") if request is not None else ""
+    status, problem, headers = problem_of(error, request_id, path=getattr(request, "path", ""))
+    return Response(problem, status=status, headers=headers, content_type=CONTENT_TYPE)
+
+
+def problem_of(error: Exception, request_id: str, *, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Any exception as status, problem document and headers."""
     status, body, headers = _describe(error)
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("api.%s", body["code"], exc_info=error, extra={"path": getattr(request, "path", "")})
-    code = body["code"]
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Unavailable):
+        log.error("api.%s", body["code"], exc_info=error, extra={"path": path})
     problem = {
-        "type": f"urn:wharfinger:problem:{code}",
+        "type": f"urn:wharfinger:problem:{body['code']}",
         "title": HTTPStatus(status).phrase,
         "status": status,
         **body,
         "request_id": request_id,
     }
-    return Response(problem, status=status, headers=headers, content_type=CONTENT_TYPE)
+    return status, problem, headers
 
 
 def _describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:

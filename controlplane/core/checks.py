@@ -79,6 +79,15 @@ def _ranges(c: ControlPlaneSettings) -> list[Relation]:
             "deadlines, intervals and caps must be above 0",
         ),
         (
+            "E034",
+            0 < c.runner_poll_seconds <= min(60.0, c.runner_lease_seconds / 2) and c.web_threads >= 1,
+            (
+                "CONTROLPLANE_RUNNER_POLL_SECONDS must be above 0, at most 60 and at most half of "
+                "CONTROLPLANE_RUNNER_LEASE_SECONDS: a runner that waits must be heard of within its lease; "
+                "CONTROLPLANE_WEB_THREADS must be at least 1"
+            ),
+        ),
+        (
             "E031",
             c.pull_seconds >= c.start_deadline_seconds
             and min(c.no_runner_seconds, c.late_log_seconds, c.token_overlap_seconds) >= 0,

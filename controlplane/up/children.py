@@ -11,7 +11,8 @@ from controlplane.up.options import Options
 
 MANAGE = str(Path(__file__).resolve().parents[2] / "manage.py")
 WEB_WORKERS = 2
-WEB_THREADS = 8
+# Connections that one worker takes; each runner that waits holds one. Beyond that they wait in the backlog.
+WEB_CONNECTIONS = 8192
 # A driver first drains, then confirms that its containers are gone; killed sooner it leaves them to its successor.
 DRIVER_GRACE_SECONDS = 90.0
 
@@ -22,15 +23,15 @@ def manage(*words: str) -> list[str]:
 
 
 def web(options: Options, env: Mapping[str, str]) -> Child:
-    """Granian, WSGI: the fastest for database views in the peers' measurements (docs/benchmarks.md)."""
+    """Granian with its own interface: WSGI on threads, an event loop for the claims that wait."""
     argv = [
         sys.executable,
         "-m",
         "granian",
-        *("--interface", "wsgi", "--host", "127.0.0.1", "--port", str(options.port)),
-        *("--workers", str(WEB_WORKERS), "--blocking-threads", str(WEB_THREADS)),
+        *("--interface", "rsgi", "--host", "127.0.0.1", "--port", str(options.port)),
+        *("--workers", str(WEB_WORKERS), "--backlog", str(WEB_CONNECTIONS), "--backpressure", str(WEB_CONNECTIONS)),
         *("--no-ws", "--log-level", "warning", "--workers-kill-timeout", "5"),
-        "controlplane.wsgi:application",
+        "controlplane.rsgi:application",
     ]
     return Child("web", argv, env)
 

@@ -20,6 +20,7 @@ from django.db import DatabaseError, connection
 from controlplane.core.conf import conf
 from controlplane.core.errors import DomainError
 from controlplane.core.identity import current_process
+from controlplane.core.wakeups import Listener
 from recovery.replica.adoption import Legacy
 from recovery.replica.envelope import MachineEnvelope
 from recovery.replica.executor import LABEL_DRIVER, make_executor
@@ -113,6 +114,8 @@ class ReplicaProcess:
         self._leading = Leading(str(self._replica.incarnation), self._name)
         self._slot_reports = SlotReports(self._executor.slots, self._name, self._identity.machine)
         self._loops = self._make_loops()
+        # What is announced is claimed at once instead of at the next poll.
+        self._listener = Listener(self._driver.wake)
 
     def _make_loops(self) -> list[Ticking]:
         return [
@@ -137,6 +140,7 @@ class ReplicaProcess:
         self._leading.start()
         self._envelope.sample()
         self._driver.start()
+        self._listener.start()
         # This thread now only waits. Kept open, its connection would be dead after a restart of the database, and the
         # goodbye would fail: no lease handed back, and a peer waiting for this replica's silence.
         connection.close()
@@ -189,6 +193,7 @@ class ReplicaProcess:
     def _goodbye(self) -> int:
         log.info("replica.draining", extra={"replica": self._name})
         self._leading.stop()
+        self._listener.stop()
         deadline = time.monotonic() + conf().drain_seconds
         drained = False
         while not drained and not self._asked.now.is_set() and time.monotonic() < deadline:
@@ -215,6 +220,7 @@ class ReplicaProcess:
         """Declared dead: nothing is written under this incarnation any more. Its runs are the next one's matter."""
         self._control.silence()
         self._leading.stop()
+        self._listener.stop()
         for loop in self._loops:
             loop.stop()
         if self._old is not None:

@@ -22,14 +22,15 @@ from typing import IO, TypeVar
 from runners.agent.assignment import Verdict
 from runners.agent.backoff import Backoff, jittered
 from runners.agent.clock import now
-from runners.agent.control import ControlUnavailable
+from runners.agent.control import ClaimCut, ControlUnavailable
+from runners.agent.cutting import CuttableTransport
 from runners.agent.delivery import Delivery
 from runners.agent.driver import Driver
 from runners.agent.events import OnEvent, guarded, log_event
 from runners.agent.executors import scratch
 from runners.agent.executors.base import Executor, ExecutorError
 from runners.agent.fence import Fence
-from runners.agent.http_control import HttpControl
+from runners.agent.http_control import MOST_WAIT_SECONDS, HttpControl
 from runners.agent.spool import Spool, SpoolError
 from runners.agent.watchdog_process import make_fence
 from runners.transport import ApiError, Transport
@@ -38,6 +39,7 @@ T = TypeVar("T")
 
 TICK_SECONDS = 0.2
 LIFE_SIGN_SECONDS = 5.0
+READ_GRACE_SECONDS = 15.0
 STOP_SECONDS = 60.0
 MOST_AGENTS = 100
 LABEL_DRIVER = "wharfinger.driver"
@@ -93,7 +95,8 @@ class Agent:
         self._make_executor = make_executor
         self._settings = settings
         self._on_event = guarded(on_event)
-        self._control = HttpControl(Transport(url, token), stored_token=stored_token)
+        waiting = CuttableTransport(url, token, read_seconds=MOST_WAIT_SECONDS + READ_GRACE_SECONDS)
+        self._control = HttpControl(Transport(url, token), stored_token=stored_token, waiting=waiting)
         # Names this runner on the machine, whatever the server's numbers: two fleets may use one daemon. It must be
         # the same after the token was replaced, or nobody would find what was made before.
         self._label = {LABEL_DRIVER: identity or machine_label(token)}
@@ -215,12 +218,20 @@ class Agent:
         return code
 
     def _show_life(self, driver: Driver) -> None:
-        """A full or paused driver asks for nothing; cancels and the server's wishes must reach it all the same."""
-        while not self._ended.wait(jittered(LIFE_SIGN_SECONDS)):
+        """A full driver asks for nothing; cancels and the server's wishes must reach it all the same."""
+        pause = LIFE_SIGN_SECONDS
+        while not self._ended.wait(jittered(pause)):
+            began, pause = now(), LIFE_SIGN_SECONDS
+            if self._control.waits:
+                continue  # the claim that is held brings them
             try:
-                self._control.heartbeat([])
+                self._control.watch()
+            except ClaimCut:
+                continue
             except (ControlUnavailable, ApiError) as error:
                 self._on_event("control_unavailable", loop="life", error=str(error))
+            else:
+                pause = 0.0 if now() - began > LIFE_SIGN_SECONDS else LIFE_SIGN_SECONDS
 
     def _goodbye(self, driver: Driver) -> int:
         self._on_event("draining", held=len(driver.held))

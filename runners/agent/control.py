@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 class ControlUnavailable(Exception):
     """The control plane did not answer: outage, time-out, restart. Says nothing about what was done."""
 
+    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds that the control plane asked to wait."""
+
+
+class ClaimCut(Exception):
+    """The claim was ended by `stop_waiting`. It may have got something: its repeat brings that."""
+
 
 class LogOffset(Exception):
     """The stored log ends elsewhere than the sent chunk began."""
@@ -35,7 +44,19 @@ class Control(Protocol):
     """What a driver may ask. Lists are answered as a whole; a key missing in an answer means `superseded`."""
 
     def claim(self, request_id: str, capacity: Capacity) -> Sequence[Assignment]:
-        """Ask for up to `capacity.slots` runs. The same request id gets the same answer again."""
+        """Ask for up to `capacity.slots` runs. The same request id gets the same answer again; 0 slots only that.
+
+        It may be held until there is something, unless `stop_waiting` was called since `may_wait`: then `ClaimCut`.
+        """
+
+    def pause(self) -> float | None:
+        """Before the next claim, as the last answer says; null: the driver's own interval."""
+
+    def may_wait(self) -> None:
+        """The next claim may be held. Whoever claims looks at its own state after this."""
+
+    def stop_waiting(self) -> None:
+        """End a claim that is held, or the next one, from another thread."""
 
     def start(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         """Say that these are about to be executed. Only after OK may a container be made."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from runners.agent.assignment import Assignment, Capacity, Ending, Result, RunKey, Verdict
 from runners.agent.backoff import jittered
 from runners.agent.clock import now
+from runners.agent.control import ClaimCut
 from runners.agent.events import OnEvent, guarded, log_event
 from runners.agent.executors.slots import WAIT_SECONDS
 from runners.agent.holds import Hold, Holds, Phase
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 MOST_STARTS = 100
 LOG_SECONDS = 1.0
 FENCED_SECONDS = 1.0
+ENDING_SECONDS = 0.05
+REPEAT_SECONDS = 3.0
 LABEL_RUN = "wharfinger.run"
 LABEL_ATTEMPT = "wharfinger.attempt"
 LABEL_EPOCH = "wharfinger.epoch"
@@ -76,6 +79,8 @@ class Driver:
         self._on_event = guarded(on_event)
         self._holds = Holds()
         self._draining = False
+        self._drain_began = 0.0
+        self._ended = threading.Event()
         self._request: str | None = None
         self._claiming = threading.Lock()
         self._keeping = Keeping(control, self._on_event, spool)
@@ -209,21 +214,38 @@ class Driver:
 
     def drain(self, seconds: float | None = None) -> bool:
         """Claim no more, give back what is not started, finish the rest; True when nothing is held any more."""
-        self._draining = True
+        until = None if seconds is None else now() + seconds
+        self._begin_drain()
         self._starts.wake()
         # A claim under way may still bring something: without it "nothing is held" would be said too early.
-        if not self._claiming.acquire(timeout=-1 if seconds is None else seconds):
+        if not self._claims_have_ended(until):
             return False
-        self._claiming.release()
         self._starts.wake()
         if not self._holds.wait_until_empty(seconds):
             return False
         self._stop_loops()
         return True
 
+    def _begin_drain(self) -> None:
+        if not self._draining:
+            self._draining, self._drain_began = True, now()
+            self._control.stop_waiting()
+            self._claims.wake()
+
+    def _claims_have_ended(self, until: float | None) -> bool:
+        """Nothing is being claimed, and the last claim was answered, or its answer asked for again long enough."""
+        while until is None or now() <= until:
+            if self._claiming.acquire(timeout=ENDING_SECONDS):
+                answered = self._request is None
+                self._claiming.release()
+                if answered or now() >= self._drain_began + REPEAT_SECONDS:
+                    return True
+                self._ended.wait(ENDING_SECONDS)
+        return False
+
     def stop_now(self, seconds: float | None = None) -> bool:
         """As `drain`, but stop what runs; it is given back once it is confirmed gone."""
-        self._draining = True
+        self._begin_drain()
         for hold in self._holds.all():
             hold.stop(SHUTDOWN)
         return self.drain(seconds)
@@ -240,24 +262,33 @@ class Driver:
 
     def _claim(self) -> float:
         with self._claiming:
+            # Before anything is looked at that may change meanwhile: who changes it ends the claim that is held.
+            self._control.may_wait()
             free = self._free()
             if self._draining or free.slots <= 0 or self.took_all:
-                return FOREVER
-            if self._is_fenced():
+                if self._request is None:
+                    return FOREVER
+                # Nothing more, but what a claim without an answer may have got.
+                free = Capacity(0)
+            elif self._is_fenced():
                 return jittered(FENCED_SECONDS)
-            free = self._placeable(free)
-            if free.slots <= 0:
+            elif (free := self._placeable(free)).slots <= 0:
                 # A place may be freed by another process, which wakes nobody here.
                 return jittered(self._poll_seconds)
             # The same id until it is answered: a repeat gets what the lost answer said, not a second helping.
             self._request = self._request or uuid.uuid4().hex
-            assignments = self._control.claim(self._request, free)
+            try:
+                assignments = self._control.claim(self._request, free)
+            except ClaimCut:
+                return 0.0
             self._request = None
             if self._most is not None:
                 self._most = max(0, self._most - len(assignments))
             self.take_up(assignments)
-        more = len(self._holds) < self.slots
-        return 0.0 if assignments and more else jittered(self._poll_seconds)
+        if assignments and len(self._holds) < self.slots:
+            return 0.0
+        pause = self._control.pause()
+        return jittered(self._poll_seconds if pause is None else pause)
 
     def _is_fenced(self) -> bool:
         fenced = self._fence is not None and not self._fence.allows_claims()
@@ -282,6 +313,9 @@ class Driver:
     def _release(self, hold: Hold) -> None:
         self._keeping.forget(hold)
         self._holds.discard(hold)
+        if self._memory_mib is not None or self._cpu is not None:
+            # A claim that is held asks for less than is free now, and what waits may need just that.
+            self._control.stop_waiting()
         self._claims.wake()
         if self._holds.all(Phase.CLAIMED):
             self._starts.wake()

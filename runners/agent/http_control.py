@@ -6,7 +6,9 @@ Every call of the protocol may be repeated; the driver does that, with back-off.
 from __future__ import annotations
 
 import gzip
+import random
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,8 @@ from pydantic import ValidationError
 from admission.spec import parse_spec
 from runners.agent.artifacts import Kept, Limits
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
-from runners.agent.control import ArtifactRefused, ControlUnavailable, LogOffset, Superseded
+from runners.agent.control import ArtifactRefused, ClaimCut, ControlUnavailable, LogOffset, Superseded
+from runners.agent.cutting import CallCut, CuttableTransport
 from runners.agent.wording import MAX_DETAIL, MAX_REASON, storable
 from runners.transport import ApiError, Transport, Unreachable, decoded
 
@@ -25,6 +28,9 @@ UPLOAD_SECONDS = 600.0
 
 GZIP_FROM_BYTES = 1024
 GZIP_LEVEL = 1
+
+MOST_WAIT_SECONDS = 60.0
+_random = random.SystemRandom()
 
 OnVerdict = Callable[[RunKey, Verdict], None]
 
@@ -41,6 +47,7 @@ class HttpControl:
         transport: Transport,
         on_verdict: OnVerdict | None = None,
         stored_token: Callable[[], str] | None = None,
+        waiting: CuttableTransport | None = None,
     ) -> None:
         self.mode = "active"
         self.revoked = False
@@ -51,7 +58,14 @@ class HttpControl:
         self.kept_fence_seconds: float | None = None
         """What this driver does keep: the server gives nothing to one that keeps less than it asks."""
         self.on_verdict = on_verdict
+        self.wait_seconds = 0.0
+        """For how long the server holds a claim; 0 until it said so."""
+        self.waits = False
+        """A claim is held just now."""
+        self._pause: float | None = None
         self._transport = transport
+        self._waiting = waiting
+        """Claims that are held go over this one. Without it none is held."""
         self._stored_token = stored_token
         self._limits = Limits()
         self._job_tokens: dict[RunKey, str] = {}
@@ -72,6 +86,29 @@ class HttpControl:
 
     def claim(self, request_id: str, capacity: Capacity) -> Sequence[Assignment]:
         """Ask for runs; one whose specification this version cannot read is reported as such, not executed."""
+        answer = self._ask(request_id, capacity, held=capacity.slots > 0)
+        given = [self._assignment(item) for item in answer["assignments"]] if answer else []
+        return [assignment for assignment in given if assignment is not None]
+
+    def watch(self) -> None:
+        """Ask for no run, but hear of cancels and of another mode as soon as there is one."""
+        self._ask(uuid.uuid4().hex, Capacity(0), held=True)
+
+    def pause(self) -> float | None:
+        """Before the next claim, as the last answer says."""
+        return self._pause
+
+    def may_wait(self) -> None:
+        """The next claim may be held."""
+        if self._waiting is not None:
+            self._waiting.renew()
+
+    def stop_waiting(self) -> None:
+        """End a claim that is held, or the next one."""
+        if self._waiting is not None:
+            self._waiting.cut()
+
+    def _ask(self, request_id: str, capacity: Capacity, *, held: bool) -> Any:
         body: dict[str, Any] = {
             "request_id": request_id,
             "slots": capacity.slots,
@@ -80,9 +117,17 @@ class HttpControl:
         }
         if self.kept_fence_seconds is not None:
             body["fence_seconds"] = self.kept_fence_seconds
-        answer = self._call("POST", "/runner/claims", json=body)
-        given = [self._assignment(item) for item in answer["assignments"]] if answer else []
-        return [assignment for assignment in given if assignment is not None]
+        if not held or self._waiting is None or not self.wait_seconds:
+            return self._call("POST", "/runner/claims", json=body)
+        # Not all after the same time: a fleet that was started together must not return in step.
+        body["wait_seconds"] = self.wait_seconds * _random.uniform(0.8, 1.0)
+        self.waits = self.waits or capacity.slots > 0
+        try:
+            return self._call("POST", "/runner/claims", self._waiting, json=body)
+        except CallCut as error:
+            raise ClaimCut from error
+        finally:
+            self.waits = self.waits and not capacity.slots
 
     def start(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         """Say that these are about to be executed."""
@@ -176,6 +221,8 @@ class HttpControl:
     def thread_ends(self) -> None:
         """Close this thread's connection to the server."""
         self._transport.close()
+        if self._waiting is not None:
+            self._waiting.close()
 
     def _assignment(self, item: Mapping[str, Any]) -> Assignment | None:
         key = RunKey(item["run"], item["epoch"])
@@ -207,41 +254,44 @@ class HttpControl:
             for key in keys:
                 self._job_tokens.pop(key, None)
 
-    def _call(self, method: str, path: str, **parts: Any) -> Any:
-        used = self._transport.token
+    def _call(self, method: str, path: str, over: Transport | None = None, **parts: Any) -> Any:
+        over = over or self._transport
+        used = over.token
         try:
-            answer = self._answer(method, path, parts)
+            answer = self._answer(over, method, path, parts)
         except Unreachable as error:
-            raise ControlUnavailable(str(error)) from error
+            raise ControlUnavailable(str(error), retry_after=error.retry_after) from error
         except ApiError as error:
             if error.status == _UNAUTHORIZED and error.code != "bad_job_token":
-                self.revoked = not self._takes_up_another(used)
+                self.revoked = not self._takes_up_another(over, used)
                 raise ControlUnavailable(str(error)) from error
-            if error.status == _TOO_MANY:
-                raise ControlUnavailable(str(error)) from error
+            if error.status == _TOO_MANY or error.code == "poll_superseded":
+                raise ControlUnavailable(str(error), retry_after=error.retry_after) from error
             raise
         if answer is not None:
             self._note(answer)
         return answer
 
-    def _takes_up_another(self, refused: str) -> bool:
+    def _takes_up_another(self, over: Transport, refused: str) -> bool:
         """Whether the token was replaced meanwhile: the call is repeated with what is stored now."""
         with self._lock:
-            if self._transport.token == refused and self._stored_token is not None:
-                self._transport.token = self._stored_token() or refused
-            return self._transport.token != refused
+            if over.token == refused and self._stored_token is not None:
+                over.token = self._stored_token() or refused
+            return over.token != refused
 
-    def _answer(self, method: str, path: str, parts: Mapping[str, Any]) -> Any:
-        response = self._transport.call(method, path, **parts)
+    def _answer(self, over: Transport, method: str, path: str, parts: Mapping[str, Any]) -> Any:
+        response = over.call(method, path, **parts)
         if response.status_code == _NO_CONTENT:
             self.mode = response.headers.get("Runner-Mode", self.mode)
+            self._pause = _seconds(response.headers.get("Poll-Seconds"))
             return None
         return decoded(response)
 
     def _note(self, answer: Mapping[str, Any]) -> None:
         self.mode = answer.get("mode", self.mode)
         self.heartbeat_seconds = answer.get("heartbeat_seconds", self.heartbeat_seconds)
-        self.poll_seconds = answer.get("poll_seconds", self.poll_seconds)
+        self.poll_seconds = self._pause = answer.get("poll_seconds", self.poll_seconds)
+        self.wait_seconds = min(answer.get("wait_seconds", self.wait_seconds), MOST_WAIT_SECONDS)
         self.fence_seconds = answer.get("fence_seconds", self.fence_seconds)
         for item in answer.get("cancel", []):
             self._tell(RunKey(item["run"], item["epoch"]), Verdict.CANCEL)
@@ -249,6 +299,14 @@ class HttpControl:
     def _tell(self, key: RunKey, verdict: Verdict) -> None:
         if self.on_verdict is not None:
             self.on_verdict(key, verdict)
+
+
+def _seconds(text: str | None) -> float | None:
+    """A header's number; null for none, and for what is none."""
+    try:
+        return min(max(0.0, float(text)), MOST_WAIT_SECONDS) if text else None
+    except ValueError:
+        return None
 
 
 def _named(key: RunKey) -> dict[str, int]:

@@ -6,7 +6,7 @@ import threading
 import traceback
 from typing import TYPE_CHECKING
 
-from runners.agent.backoff import Backoff
+from runners.agent.backoff import Backoff, jittered
 from runners.agent.clock import now
 from runners.agent.control import ControlUnavailable
 
@@ -65,7 +65,7 @@ class Loop:
             wait = self._tick()
         except ControlUnavailable as error:
             self._on_event("control_unavailable", loop=self.name, error=str(error))
-            return self._backoff.delay()
+            return max(self._backoff.delay(), jittered(error.retry_after or 0.0))
         except Exception as error:  # noqa: BLE001 - told with its stack; a dead loop would strand every run
             self._on_event("loop_failed", loop=self.name, error=repr(error), stack=traceback.format_exc())
             return self._backoff.delay()

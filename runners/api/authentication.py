@@ -11,6 +11,8 @@ from controlplane.core import tokens
 from controlplane.core.logs import bind
 from runners.services.fleet import RunnerIdentity, find_runner
 
+CHALLENGE = 'Bearer realm="wharfinger runner"'
+
 
 class RunnerPrincipal:
     """The calling runner."""
@@ -34,14 +36,24 @@ class RunnerAuthentication(BaseAuthentication):
         token = bearer(request)
         if token is None:
             return None
-        if not token.startswith(f"{tokens.RUNNER}_"):
-            raise AuthenticationFailed("This path takes a runner's token.", code="wrong_token")
+        check_runner_token(token)
         runner = find_runner(token)
         if runner is None:
-            raise AuthenticationFailed("The runner's token is unknown or revoked; enrol anew.", code="bad_token")
+            raise token_dead()
         bind(runner=runner.name)
         return RunnerPrincipal(runner), None
 
     def authenticate_header(self, request: Request) -> str:
         """What a 401 asks for."""
-        return 'Bearer realm="wharfinger runner"'
+        return CHALLENGE
+
+
+def check_runner_token(token: str) -> None:
+    """Refuse what is no runner's token by its look, without asking the database."""
+    if not token.startswith(f"{tokens.RUNNER}_"):
+        raise AuthenticationFailed("This path takes a runner's token.", code="wrong_token")
+
+
+def token_dead() -> AuthenticationFailed:
+    """The refusal of an unknown or revoked token."""
+    return AuthenticationFailed("The runner's token is unknown or revoked; enrol anew.", code="bad_token")

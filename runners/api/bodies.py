@@ -44,6 +44,13 @@ class ClaimBody(Message):
     slots: int = Field(ge=0, le=MAX_SLOTS, description="Runs that could be started now.")
     memory_mib: int | None = Field(default=None, ge=0, le=MAX_INTEGER)
     cpu: float | None = Field(default=None, ge=0, le=1e9, allow_inf_nan=False)
+    wait_seconds: float = Field(
+        default=0,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="For how long the server may hold the call until there is something; at most 60 s.",
+    )
     fence_seconds: float | None = Field(
         default=None,
         ge=0,
@@ -118,7 +125,8 @@ class Answer(BaseModel):
     """On every answer: how often to call, and what is wanted of the runner."""
 
     heartbeat_seconds: float
-    poll_seconds: float
+    poll_seconds: float = Field(description="Pause between two claims that were answered at once.")
+    wait_seconds: float = Field(description="For how long the server holds a claim at most.")
     fence_seconds: float | None = Field(
         description="Strict fencing: no run may be executed longer than this after its last accepted renewal was sent."
     )

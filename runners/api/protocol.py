@@ -6,10 +6,10 @@ The paths of one run also need its job token; the batch forms prove each hold by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.exceptions import AuthenticationFailed, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -24,8 +24,7 @@ from controlplane.api.problems import Superseded
 from controlplane.api.views import View
 from controlplane.core.audit import Actor
 from controlplane.core.conf import conf
-from controlplane.core.fencing import runner_fence_seconds
-from runners.api import bodies
+from runners.api import answers, bodies
 from runners.api.authentication import RunnerAuthentication
 from runners.services import claims, logs
 from runners.services.fleet import (
@@ -37,11 +36,9 @@ from runners.services.fleet import (
     runner_driver,
 )
 from runners.services.hiding import hidden_text
-from runners.services.jobs import is_job_token, issue_job_token
+from runners.services.jobs import is_job_token
 from runners.services.rotation import Rotated, rotate_token
-from runners.services.secrets import FIELD, give
 
-POLL_SECONDS = 0.5
 DRAIN_REASONS = ("drained", "shutdown", "fenced", "no_slot")
 JOB_TOKEN = OpenApiParameter("Job-Token", str, "header", required=True, description="From the assignment.")
 
@@ -65,13 +62,7 @@ class RunnerView(View):
 
     def intervals(self) -> dict[str, Any]:
         """What every answer carries."""
-        return {
-            "heartbeat_seconds": conf().runner_heartbeat_seconds,
-            "poll_seconds": POLL_SECONDS,
-            "fence_seconds": runner_fence_seconds(),
-            "mode": self.runner.mode,
-            "cancel": [{"run": run, "epoch": epoch} for run, epoch in self.runner.cancels],
-        }
+        return answers.intervals(self.runner)
 
     def prove_job(self, request: Request, run: int, epoch: int) -> None:
         """The call comes from who was given this hold."""
@@ -85,22 +76,6 @@ class RunnerView(View):
         """The answer about many."""
         listed = [{"run": run, "epoch": epoch, "verdict": v.value} for (run, epoch), v in found.items()]
         return Response({"verdicts": listed, **self.intervals()})
-
-    def assignment(
-        self, claimed: claims.Claimed, state: str, secrets: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
-        """One run to start; with its secrets only as the answer of a claim."""
-        token = issue_job_token(run=claimed.run, epoch=claimed.epoch, runner=self.runner.id)
-        return {
-            "run": claimed.run,
-            "epoch": claimed.epoch,
-            "attempt": claimed.attempt,
-            "tenant": claimed.tenant,
-            "spec": claimed.spec,
-            "job_token": token,
-            "secrets": dict(secrets or {}),
-            "state": state,
-        }
 
 
 class SelfView(RunnerView):
@@ -125,21 +100,32 @@ class ClaimsView(RunnerView):
         operation_id="runner_claim",
         tags=["runner"],
         request=bodies.ClaimBody,
-        responses={200: bodies.AssignmentsAnswer, 204: None},
+        responses={
+            200: bodies.AssignmentsAnswer,
+            204: OpenApiResponse(
+                description="Nothing. Poll-Seconds: pause before the next claim; Runner-Mode: as `mode`."
+            ),
+            401: OpenApiResponse(description="The token is dead; this also ends a call that is held."),
+            409: OpenApiResponse(description="Fencing is asked for; or the same claim was asked again meanwhile."),
+            429: OpenApiResponse(description="Too many claims of this runner are held; see Retry-After."),
+            503: OpenApiResponse(description="The server is stopping, or its database is away; see Retry-After."),
+        },
     )
     def post(self, request: Request) -> Response:
-        """Runs admitted to the caller, up to its free capacity; 204 when there is nothing for it now."""
+        """Runs admitted to the caller, up to its free capacity; 204 when there is nothing for it.
+
+        With `wait_seconds` the call is held until there is: work, a run to cancel, another mode, a dead token. A call
+        that was cut is repeated with the same request id; what was admitted for it is in the answer. Under a plain
+        WSGI server nothing is held.
+        """
         body = parse_body(bodies.ClaimBody, request)
         refuse_unfenced(body.fence_seconds)
         envelope = Envelope(min(body.slots, self.runner.slots), body.memory_mib, body.cpu)
-        claimed = claims.claim_runs(self.driver, body.request_id, envelope)
-        given = give(self.driver, [(one.run, one.epoch) for one in claimed or [] if one.spec.get(FIELD)])
-        if claimed is None and not self.runner.cancels:
-            headers = {"Poll-Seconds": str(POLL_SECONDS), "Runner-Mode": self.runner.mode}
-            return Response(status=204, headers=headers)
-        kept = [one for one in claimed or [] if (one.run, one.epoch) not in given.refused]
-        listed = [self.assignment(one, "admitted", given.values.get((one.run, one.epoch))) for one in kept]
-        return Response({"assignments": listed, **self.intervals()})
+        claimed = claims.claim_with_secrets(self.driver, body.request_id, envelope)
+        answer = answers.claim_answer(self.runner, claimed)
+        if answer is None:
+            return Response(status=204, headers=answers.nothing_headers(self.runner, answers.POLL_SECONDS))
+        return Response(answer)
 
 
 class HoldsView(RunnerView):
@@ -148,7 +134,7 @@ class HoldsView(RunnerView):
     @extend_schema(operation_id="runner_holds", tags=["runner"], responses=bodies.AssignmentsAnswer)
     def get(self, request: Request) -> Response:
         """Everything the ledger says the caller holds: what an agent asks after a restart."""
-        listed = [self.assignment(claimed, state) for claimed, state in claims.held_runs(self.driver)]
+        listed = [answers.assignment(self.runner, claimed, state) for claimed, state in claims.held_runs(self.driver)]
         return Response({"assignments": listed, **self.intervals()})
 
 

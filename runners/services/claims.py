@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.db import transaction
@@ -14,6 +15,7 @@ from admission.services.reaping import reap_refusing
 from admission.services.runs import read_holds
 from controlplane.core.sql import Row, execute, rows
 from runners import sql
+from runners.services.secrets import FIELD, give
 
 WHILE_CONTESTED = 3
 
@@ -27,20 +29,25 @@ class Claimed:
     attempt: int
     tenant: str
     spec: dict[str, Any]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Only in the answer of a claim."""
 
 
-def claim_runs(driver: Driver, request_id: str, envelope: Envelope) -> list[Claimed] | None:
+def claim_runs(driver: Driver, request_id: str, envelope: Envelope, judged: bool = False) -> list[Claimed] | None:
     """Up to `envelope.slots` runs for this driver. None: there is nothing for it now, or it may be given nothing.
 
     The same request id gets the same answer again, without what has moved on since; a repeat that races the first call
-    waits for it. Only a claim that got something is remembered.
+    waits for it. Only a claim that got something is remembered. `judged`: the caller has just seen that something fits
+    and that the claim has no answer yet; then it is tried without looking again.
     """
     for _ in range(WHILE_CONTESTED):
-        answer = read_claim(driver, request_id)
-        if answer is not None:
-            return answer
-        if envelope.slots <= 0 or not _something_waits(driver):
-            return None
+        if not judged:
+            answer = read_claim(driver, request_id)
+            if answer is not None:
+                return answer
+            if envelope.slots <= 0 or not _something_waits(driver):
+                return None
+        judged = False
         try:
             admitted = _claim(driver, request_id, envelope)
         except DriverGone:
@@ -49,6 +56,21 @@ def claim_runs(driver: Driver, request_id: str, envelope: Envelope) -> list[Clai
             return [_claimed(a) for a in admitted] or None
         # Another connection answered the same request while we waited for its row: read what it said.
     return None
+
+
+def claim_with_secrets(
+    driver: Driver, request_id: str, envelope: Envelope, judged: bool = False
+) -> list[Claimed] | None:
+    """As `claim_runs`, each with the secrets that it names; one that cannot have them was ended, and is left out."""
+    claimed = claim_runs(driver, request_id, envelope, judged)
+    if not claimed:
+        return claimed
+    given = give(driver, [(one.run, one.epoch) for one in claimed if one.spec.get(FIELD)])
+    return [
+        replace(one, secrets=given.values.get((one.run, one.epoch), {}))
+        for one in claimed
+        if (one.run, one.epoch) not in given.refused
+    ]
 
 
 def _something_waits(driver: Driver) -> bool:

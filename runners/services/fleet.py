@@ -7,7 +7,7 @@ once one of them has answered, nothing more is offered to that runner (rule Q11)
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -27,10 +27,12 @@ from controlplane.core.fencing import is_strict, runner_fence_seconds
 from controlplane.core.loops import Progress
 from controlplane.core.sql import Row, execute, one, rows
 from controlplane.core.tokens import token_hash
+from controlplane.core.wakeups import announce
 from runners import sql
 from runners.models import Runner
 
 CONTACT_RESOLUTION_SECONDS = 5.0
+_RESOLUTION = {"resolution": CONTACT_RESOLUTION_SECONDS}
 BATCH = 500
 OVER = "the pause was set to end now"
 
@@ -52,6 +54,8 @@ class RunnerIdentity:
     draining: bool
     one_job: bool = False
     """Takes one run, then drains."""
+    spent: bool = False
+    """It has taken that one."""
     cancels: tuple[Hold, ...] = ()
     """Its runs that are to be cancelled."""
 
@@ -64,13 +68,21 @@ class RunnerIdentity:
 def find_runner(token: str) -> RunnerIdentity | None:
     """Whose token this is; None for an unknown or revoked one. Notes the contact now and then."""
     hashed = token_hash(token)
-    row = one(sql.FIND_RUNNER, {"hash": hashed, "resolution": CONTACT_RESOLUTION_SECONDS})
-    if row is None:
-        return None
-    if row["first"]:
-        execute(sql.END_OVERLAP, {"runner": row["id"], "hash": hashed})
-    if row["quiet"]:
-        execute(sql.NOTE_CONTACT, {"runner": row["id"], "resolution": CONTACT_RESOLUTION_SECONDS})
+    return find_runners([hashed]).get(hashed)
+
+
+def find_runners(hashes: Sequence[bytes]) -> dict[bytes, RunnerIdentity]:
+    """Whose tokens these are, by their hashes; dead ones are missing. Notes the contacts."""
+    found = rows(sql.FIND_RUNNERS, {"hashes": list(hashes)} | _RESOLUTION)
+    for row in found:
+        if row["first"]:
+            execute(sql.END_OVERLAP, {"runner": row["id"], "hash": row["hash"]})
+    if quiet := [row["id"] for row in found if row["quiet"]]:
+        execute(sql.NOTE_CONTACTS, {"runners": quiet} | _RESOLUTION)
+    return {bytes(row["hash"]): _identity(row) for row in found}
+
+
+def _identity(row: Row) -> RunnerIdentity:
     return RunnerIdentity(
         id=row["id"],
         name=row["name"],
@@ -83,6 +95,7 @@ def find_runner(token: str) -> RunnerIdentity | None:
         paused=row["paused"],
         draining=row["draining"],
         one_job=row["one_job"],
+        spent=row["spent"],
         cancels=tuple((run, epoch) for run, epoch in row["cancels"]),
     )
 
@@ -155,6 +168,7 @@ def resume_own(runner: int, *, actor: Actor) -> bool:
         ended = Runner.objects.filter(pk=runner, drain_own=True).update(draining_at=None, drain_own=False)
         if ended:
             record("resume", "runner", runner, actor=actor, reason="its own drain is over")
+            announce()
     return bool(ended)
 
 
@@ -173,6 +187,7 @@ def resume_runner(runner: int, *, actor: Actor, reason: str = "", if_due: bool =
             **values, **({} if if_due else {"draining_at": None, "drain_own": False})
         )
         record("resume", "runner", runner, actor=actor, reason=reason)
+        announce()
     return True
 
 
@@ -205,6 +220,7 @@ def revoke_runner(runner: int, *, actor: Actor, reason: str) -> int | None:
         Runner.objects.filter(pk=runner).update(revoked_at=Now(), old_hash=None, old_until=None)
         taken = take_all(runner, row["name"], f"{actor.name}: {reason}")
         record("revoke", "runner", runner, actor=actor, reason=reason, after={"runs_taken": taken})
+        announce()
     return taken
 
 
@@ -233,6 +249,7 @@ def _set(
             return False
         Runner.objects.filter(pk=runner).update(**values)
         record(verb, "runner", runner, actor=actor, reason=reason, after=after)
+        announce()
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -127,6 +128,7 @@ def parameters() -> dict[str, Any]:
         "counts": [5] * len(sample["tenants"]),
         "attempts": [1] * len(sample["runs"]),
         "labels": "{}",
+        "profiles": json.dumps([{"n": 0, "labels": {}, "backends": ["docker"], "wanted": 20}]),
         "backends": ["docker"],
         "known_backends": ["docker", "process"],
         "memory_mib": None,

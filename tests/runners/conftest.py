@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +11,14 @@ import pytest
 from controlplane.core.audit import SYSTEM
 from runners.services.enrolment import Machine, enrol, issue_enrolment_token
 from runners.services.fleet import find_runner, runner_driver
+from tests import ledger
 from tests.api.conftest import Caller, _count_anew, make_operator, nobody, operator, stranger, tenant
+from tests.runners.web import Web, web_server
 
 __all__ = ["_count_anew", "make_operator", "nobody", "operator", "stranger", "tenant"]
+
+
+START_DEADLINE_SECONDS = 3.0
 
 
 class RunnerCaller(Caller):
@@ -73,3 +78,12 @@ def make_runner_fixture(db: None) -> Callable[..., RunnerCaller]:
 @pytest.fixture
 def runner(db: None) -> RunnerCaller:
     return make_runner()
+
+
+@pytest.fixture(scope="session")
+def web(django_db_setup: None, django_db_blocker: Any) -> Iterator[Web]:
+    """The real web server on this worker's test database; runs that are not started go back soon."""
+    with django_db_blocker.unblock():
+        address = ledger.application_url()
+    with web_server(address, CONTROLPLANE_START_DEADLINE_SECONDS=str(START_DEADLINE_SECONDS)) as started:
+        yield started

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +28,19 @@ SECONDS = 30
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
-@pytest.fixture
-def tenant_row(transactional_db: None) -> Any:
-    return ledger.make_tenant()
-
-
-@pytest.fixture
-def start(live_server: Any, transactional_db: None, tmp_path: Path) -> Iterator[Start]:
-    """`start()`: an agent of this machine; the same one again after its end."""
+@contextmanager
+def agents(url: str, tmp_path: Path, slots: int = 2) -> Iterator[Start]:
+    """Agents of one machine against a server; they are stopped in the end."""
     _, secret = issue_enrolment_token(actor=SYSTEM)
     hidden = ("DATABASE_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE", "WHARFINGER_TOKEN")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     env |= {
-        "WHARFINGER_URL": live_server.url,
+        "WHARFINGER_URL": url,
         "WHARFINGER_ENROLMENT_TOKEN": secret,
         "WHARFINGER_RUNNER_STATE": str(tmp_path / "state"),
         "WHARFINGER_EXECUTOR": "process",
         "WHARFINGER_RUNNER_NAME": "agent",
-        "WHARFINGER_RUNNER_SLOTS": "2",
+        "WHARFINGER_RUNNER_SLOTS": str(slots),
     }
     started: list[subprocess.Popen[bytes]] = []
 
@@ -60,12 +56,26 @@ def start(live_server: Any, transactional_db: None, tmp_path: Path) -> Iterator[
         started.append(process)
         return process
 
-    yield run
-    for process in started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGTERM)
-            process.wait(SECONDS)
+    try:
+        yield run
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGTERM)
+                process.wait(SECONDS)
+
+
+@pytest.fixture
+def tenant_row(transactional_db: None) -> Any:
+    return ledger.make_tenant()
+
+
+@pytest.fixture
+def start(live_server: Any, transactional_db: None, tmp_path: Path) -> Iterator[Start]:
+    """`start()`: an agent of this machine; the same one again after its end."""
+    with agents(live_server.url, tmp_path) as run:
+        yield run
 
 
 def events(tmp_path: Path) -> list[dict[str, Any]]:

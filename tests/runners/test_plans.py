@@ -15,8 +15,10 @@ pytestmark = pytest.mark.django_db
 
 HOLD = {"run": 1, "epoch": 1, "driver_kind": "runner", "driver_id": 1}
 STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "find_runner": (sql.FIND_RUNNER, {"hash": b"x", "resolution": 5}),
-    "note_contact": (sql.NOTE_CONTACT, {"runner": 1, "resolution": 5}),
+    "find_runners": (sql.FIND_RUNNERS, {"hashes": [b"x"], "resolution": 5}),
+    "note_contacts": (sql.NOTE_CONTACTS, {"runners": [1], "resolution": 5}),
+    "read_concerned": (sql.READ_CONCERNED, {"hashes": [b"x"], "modes": ["active"]}),
+    "read_answered": (sql.READ_ANSWERED, {"runners": [1], "request_ids": ["r"]}),
     "lock_runner": (sql.LOCK_RUNNER, {"runner": 1}),
     "use_enrolment": (sql.USE_ENROLMENT, {"hash": b"x"}),
     "store_claim": (sql.STORE_CLAIM, {"runner": 1, "request_id": "r", "runs": "[]"}),

@@ -112,6 +112,15 @@ class StubControl:
             self.open.discard(key)
             self.given_back[key] = reason
 
+    def pause(self) -> float | None:
+        return None
+
+    def may_wait(self) -> None:
+        pass
+
+    def stop_waiting(self) -> None:
+        pass
+
     def goes_on(self, key: RunKey, attempt: int) -> bool:
         self._called("goes_on", 1)
         return key in self.adopted

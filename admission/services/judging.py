@@ -1,0 +1,69 @@
+"""What those who wait could be given: a hint, so that as many are woken as there is work, and nobody in vain.
+
+A pre-filter only, like every reading before an admission (rule A2): the claim decides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from admission.drivers import Driver
+from admission.services.reaping import reap_refusing
+from admission.spec import BACKENDS
+from admission.sql import admitting as sql
+from controlplane.core.sql import one, rows
+
+MOST_WANTED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What decides which runs suit a driver. Idle fleets have few; hashable, so that each is asked for once."""
+
+    tenant_id: int | None
+    labels: str
+    backends: tuple[str, ...]
+    memory_mib: int | None
+    cpu: float | None
+
+
+def profile_of(driver: Driver, memory_mib: int | None, cpu: float | None) -> Profile:
+    """The profile of a driver with this much free."""
+    labels = json.dumps(dict(driver.labels), sort_keys=True)
+    return Profile(driver.tenant_id, labels, tuple(driver.backends), memory_mib, cpu)
+
+
+def suitable_runs(wanted: Mapping[Profile, int]) -> dict[Profile, list[int]]:
+    """Queued runs under limits with headroom, for each profile up to as many as are wanted of it.
+
+    One index probe where nothing waits; then, once a second, lapsed permits that keep work from those who wait are
+    reaped (rule A12), so not inside a transaction.
+    """
+    if not wanted:
+        return {}
+    if not (_anything_waits() or (reap_refusing() and _anything_waits())):
+        return {}
+    profiles = list(wanted)
+    asked = [{"n": n, "wanted": min(wanted[p], MOST_WANTED), **_described(p)} for n, p in enumerate(profiles)]
+    found: dict[Profile, list[int]] = {}
+    parameters = {"profiles": json.dumps(asked), "known_backends": list(BACKENDS)}
+    for row in rows(sql.READ_SUITABLE, parameters):
+        found.setdefault(profiles[row["n"]], []).append(row["id"])
+    return found
+
+
+def _described(profile: Profile) -> dict[str, object]:
+    return {
+        "tenant": profile.tenant_id,
+        "labels": json.loads(profile.labels),
+        "backends": list(profile.backends),
+        "memory_mib": profile.memory_mib,
+        "cpu": profile.cpu,
+    }
+
+
+def _anything_waits() -> bool:
+    row = one(sql.ANYTHING_WAITS)
+    return row is not None and bool(row["waits"])
