@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from admission.drivers import Driver
 from admission.fairness import Flow, spread
 from admission.plan import Candidate
+from admission.references import missing_references
 from admission.spec import BACKENDS, RunSpec, parse_spec
 from admission.sql import admitting as sql
 from admission.states import Scope
@@ -108,10 +109,9 @@ def _pick(
         },
     )
     found: dict[int, int] = {}
-    for row in picked:
+    for row, spec in zip(picked, _parse_all(picked), strict=True):
         tenant = row["tenant_id"]
         found[tenant] = found.get(tenant, 0) + 1
-        spec = _parse(row)
         if isinstance(spec, str):
             offer.broken[row["id"]] = spec
             continue
@@ -132,6 +132,17 @@ def _fits(weight: int, flow: Flow) -> bool:
         return False
     flow.headroom -= weight
     return True
+
+
+def _parse_all(picked: Sequence[Row]) -> list[RunSpec | str]:
+    """As `_parse`, for each; a specification that names what is not there (a deleted secret) is broken too."""
+    parsed = [_parse(row) for row in picked]
+    sound = [(place, spec) for place, spec in enumerate(parsed) if isinstance(spec, RunSpec)]
+    missing = missing_references([(picked[place]["tenant_id"], spec) for place, spec in sound])
+    for (place, _), (named, sentence) in zip(sound, missing, strict=True):
+        if sentence:
+            parsed[place] = f"{named}: {sentence}"
+    return parsed
 
 
 def _parse(row: Row) -> RunSpec | str:

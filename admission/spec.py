@@ -41,6 +41,15 @@ def _is_relative_path(value: str) -> str:
     return clean
 
 
+def _is_kept_path(value: str) -> str:
+    clean = _is_relative_path(value)
+    if set(clean) & set("*?[]"):
+        raise ValueError(f"{value!r} looks like a pattern; name the file, or the directory to keep all of it")
+    if not clean.isprintable() or "\\" in clean:
+        raise ValueError("must be a path of printable characters without a backslash")
+    return clean
+
+
 def _is_absolute_path(value: str) -> str:
     clean = posixpath.normpath(value)
     if not clean.startswith("/") or clean == "/" or ":" in clean or "\x00" in value:
@@ -58,6 +67,7 @@ def _has_no_nul(value: str) -> str:
 Text = Annotated[str, AfterValidator(_has_no_nul)]
 Name = Annotated[str, Field(max_length=200), AfterValidator(_is_name)]
 RelativePath = Annotated[str, Field(max_length=500), AfterValidator(_is_relative_path)]
+KeptPath = Annotated[str, Field(max_length=500), AfterValidator(_is_kept_path)]
 AbsolutePath = Annotated[str, Field(max_length=500), AfterValidator(_is_absolute_path)]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 LabelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=100)]
@@ -121,7 +131,9 @@ class RunSpec(_Strict):
     command: list[Text] = Field(min_length=1, max_length=1000)
     env: dict[EnvironmentName, Text] = Field(default_factory=dict, max_length=500)
     files: dict[RelativePath, InputFile] = Field(default_factory=dict, max_length=MAX_FILES)
-    secrets: list[Name] = Field(default_factory=list, max_length=100, description="Names of stored secrets.")
+    secrets: list[EnvironmentName] = Field(
+        default_factory=list, max_length=100, description="Names of stored secrets; each is a variable of that name."
+    )
     working_dir: AbsolutePath = "/work"
     resources: Resources = Resources()
     timeout_seconds: float = Field(default=3600, gt=0, le=30 * 86_400, description="Run time limit of an attempt.")
@@ -139,7 +151,9 @@ class RunSpec(_Strict):
     concurrency_key: Name | None = Field(default=None, description="At most one (or the key's limit) at a time.")
     not_before: AwareDatetime | None = None
     retry: RetryPolicy = RetryPolicy()
-    artifacts: list[RelativePath] = Field(default_factory=list, max_length=100, description="Paths to keep.")
+    artifacts: list[KeptPath] = Field(
+        default_factory=list, max_length=100, description="Files and directories below the working directory to keep."
+    )
     metadata: dict[str, JsonValue] = Field(default_factory=dict, max_length=100)
 
     @model_validator(mode="after")

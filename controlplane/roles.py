@@ -35,6 +35,7 @@ ADMIN_VERBS: Final = (
     "runners.enrol_runner",
     "runners.revoke_runner",
     "runners.rotate_runner",
+    "runners.manage_secret",
     "auth.view_user",
     "auth.add_user",
     "auth.change_user",

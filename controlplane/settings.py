@@ -12,7 +12,7 @@ from typing import Any
 
 import environ
 
-from controlplane.core.environment import control_plane_values, database, secret
+from controlplane.core.environment import control_plane_values, database, secret, storages
 from controlplane.skin import UNFOLD  # noqa: F401 - a setting, read by the admin's skin
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -164,3 +164,4 @@ LOGGING: dict[str, Any] = {
 }
 
 CONTROLPLANE = control_plane_values(env)
+STORAGES = storages(CONTROLPLANE)

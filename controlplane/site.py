@@ -10,7 +10,7 @@ from django.urls import URLPattern, URLResolver, path
 from django.utils.cache import add_never_cache_headers
 
 from controlplane.admin_base import AdminSite
-from controlplane.fleet import views
+from controlplane.fleet import kept, views
 
 
 class FleetSite(AdminSite):
@@ -28,6 +28,7 @@ class FleetSite(AdminSite):
             path("fleet/live/", self.admin_view(views.fleet_fragment), name="fleet_live"),
             path("runs/<int:run>/log/", self.admin_view(views.run_log), name="run_log"),
             path("runs/<int:run>/log/download/", self.admin_view(views.run_log_download), name="run_log_download"),
+            path("runs/<int:run>/artifacts/<path:name>", self.admin_view(kept.run_artifact), name="run_artifact"),
             path("tenants/<int:tenant>/peak/", self.admin_view(views.tenant_peak), name="tenant_peak"),
         ]
         return [*own, *super().get_urls()]

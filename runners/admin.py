@@ -20,6 +20,7 @@ from controlplane.admin_base.clock import SecondsSince
 from controlplane.admin_base.drivers import DriverSign, Health, judge_health, register_driver_source
 from controlplane.admin_base.subqueries import CappedCount
 from controlplane.core.conf import conf
+from runners import secrets_admin  # noqa: F401 - registers itself, as this module does
 from runners.admin_verbs import BRING_BACK, DRAIN, ISSUE, PAUSE, RESUME, REVOKE, REVOKE_TOKEN, ROTATE
 from runners.models import EnrolmentToken, Runner
 

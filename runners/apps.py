@@ -9,12 +9,15 @@ class RunnersConfig(AppConfig):
     name = "runners"
 
     def ready(self) -> None:
-        """Say how runners are read by those below, and what becomes of a tenant's own."""
+        """Say how runners and secrets are looked up by those below, and what becomes of a tenant's own."""
         from admission.belongings import register_belonging
         from admission.driver_facts import register_driver_facts
+        from admission.references import register_reference_check
         from admission.states import DriverKind
         from runners.services.belongings import OWN_RUNNERS
         from runners.services.facts import read_runner_facts
+        from runners.services.secrets import FIELD, unknown_names
 
         register_driver_facts(DriverKind.RUNNER, read_runner_facts)
+        register_reference_check(FIELD, unknown_names)
         register_belonging(OWN_RUNNERS)

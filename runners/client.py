@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import quote
+
+import requests
 
 from runners.agent.backoff import Backoff
 from runners.transport import ApiError, Transport, Unreachable
@@ -16,6 +19,7 @@ TERMINAL = frozenset({"succeeded", "failed", "cancelled", "timed_out", "interrup
 PATIENCE_SECONDS = 30.0
 POLL_SECONDS = 0.5
 LONGEST_POLL_SECONDS = 5.0
+PIECE_BYTES = 1 << 20
 _TOO_MANY = 429
 
 
@@ -106,6 +110,28 @@ class Client:
 
         return self._patiently(send)
 
+    def secrets(self, *, most: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Secrets by name; their values are shown to nobody."""
+        return self._pages("/secrets", most, filters)
+
+    def set_secret(self, name: str, value: str, *, tenant: str | None = None, reason: str = "") -> dict[str, Any]:
+        """Set a secret: {"name", "created"}. Operators name the tenant."""
+
+        def send() -> dict[str, Any]:
+            body = {"value": value, "reason": reason}
+            params = {"tenant": tenant} if tenant else None
+            answer: dict[str, Any] = self.transport.json(
+                "PUT", f"/secrets/{quote(name, safe='')}", json=body, params=params
+            )
+            return answer
+
+        return self._patiently(send)
+
+    def delete_secret(self, name: str, *, tenant: str | None = None) -> None:
+        """Delete a secret."""
+        params = {"tenant": tenant} if tenant else None
+        self.transport.json("DELETE", f"/secrets/{quote(name, safe='')}", params=params)
+
     def run(self, run: int) -> dict[str, Any]:
         """One run with its attempts and timeline."""
         found: dict[str, Any] = self._get(f"/runs/{run}")
@@ -139,6 +165,22 @@ class Client:
             state=head["Run-State"],
             missing=int(head.get("Log-Missing", 0)),
         )
+
+    def artifacts(self, run: int, *, attempt: int | None = None) -> dict[str, Any]:
+        """What an attempt kept: {"attempt", "kept_until", "results": [{"name", "size", "sha256", …}]}."""
+        found: dict[str, Any] = self._get(f"/runs/{run}/artifacts", {"attempt": attempt} if attempt else None)
+        return found
+
+    def artifact(self, run: int, name: str, *, attempt: int | None = None) -> Iterator[bytes]:
+        """The bytes of one kept file, in pieces; compare them with its `sha256`."""
+        path = f"/runs/{run}/artifacts/{quote(name)}"
+        params = {"attempt": attempt} if attempt else None
+        response = self._patiently(lambda: self.transport.call("GET", path, params=params, stream=True))
+        try:
+            with response:
+                yield from response.iter_content(PIECE_BYTES)
+        except requests.RequestException as error:
+            raise Unreachable(f"{self.transport.url} broke off: {error}") from error
 
     def follow_log(self, run: int, *, follow: bool = True, attempt: int | None = None) -> Iterator[LogPart]:
         """Output as it comes, of each attempt in turn, until the run has ended (or what is there, once)."""

@@ -7,6 +7,7 @@ broken connection is closed, or the thread would find it broken for ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
@@ -14,11 +15,15 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from admission.drivers import Driver, DriverGone
 from admission.engine import Envelope, admit
 from admission.services import runs
+from controlplane.core.conf import conf
+from controlplane.core.errors import DomainError
 from controlplane.core.sql import is_outage
+from runners.agent.artifacts import Kept, Limits
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
-from runners.agent.control import ControlUnavailable, LogOffset, Superseded
+from runners.agent.control import ArtifactRefused, ControlUnavailable, LogOffset, Superseded
 from runners.agent.wording import MAX_DETAIL, MAX_REASON, storable
-from runners.services import logs
+from runners.services import artifacts, logs, secrets
+from runners.services.hiding import hidden_text, hidden_values
 
 T = TypeVar("T")
 
@@ -61,7 +66,21 @@ class DatabaseControl:
         except DriverGone:
             # Draining or declared dead: nothing to be had. The owner's beat says which.
             return []
-        return [Assignment(a.run, a.epoch, a.attempt, a.tenant, a.spec) for a in admitted]
+        return self.with_secrets([Assignment(a.run, a.epoch, a.attempt, a.tenant, a.spec) for a in admitted])
+
+    def with_secrets(self, assignments: Sequence[Assignment]) -> list[Assignment]:
+        """The same with the secrets that they name, for the holds of this driver: after a claim, and again for what
+        was taken up. Those whose secrets are not to be had were ended with the reason, and are left out."""
+        named = [assignment for assignment in assignments if assignment.spec.secrets]
+        given = _call(lambda: secrets.give(self.driver, [(a.run, a.epoch) for a in named]))
+        held = [a for a in assignments if (a.run, a.epoch) not in given.refused]
+        return [replace(a, secrets=given.values.get((a.run, a.epoch), {})) for a in held]
+
+    def with_hidden(self, assignment: Assignment) -> Assignment:
+        """The same with what its output must not tell, for an execution that was made before (rule R10): it has its
+        environment, with a value that may have been changed or deleted since, which must not end it."""
+        values = _call(lambda: hidden_values(assignment.run)) if assignment.spec.secrets else []
+        return replace(assignment, secrets={str(number): value for number, value in enumerate(values)})
 
     def start(self, keys: Sequence[RunKey]) -> dict[RunKey, Verdict]:
         """Accept the start of these holds."""
@@ -89,6 +108,25 @@ class DatabaseControl:
             raise LogOffset(error.stored) from error
         except logs.HoldSuperseded as error:
             raise Superseded(str(error)) from error
+
+    @property
+    def artifact_limits(self) -> Limits:
+        """By the settings of this process."""
+        settings = conf()
+        return Limits(settings.artifact_file_bytes, settings.artifact_run_bytes, settings.artifact_count)
+
+    def put_artifact(self, key: RunKey, kept: Kept) -> None:
+        """Store one kept file."""
+        announced = artifacts.Announced(kept.name, kept.size, bytes.fromhex(kept.sha256))
+        try:
+            with kept.path.open("rb") as file:
+                _call(lambda: artifacts.store_artifact(self.driver, key.run, key.epoch, announced, file))
+        except logs.HoldSuperseded as error:
+            raise Superseded(str(error)) from error
+        except (artifacts.StorageFailed, artifacts.UploadBroken) as error:
+            raise ControlUnavailable(str(error)) from error
+        except DomainError as error:
+            raise ArtifactRefused(str(error)) from error
 
     def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
         """Report ends."""
@@ -123,7 +161,7 @@ def _holds(keys: Sequence[RunKey]) -> list[runs.Hold]:
 
 
 def _settlement(result: Result) -> runs.Settlement:
-    reason, detail = storable(result.reason, MAX_REASON), storable(result.detail, MAX_DETAIL)
+    reason, detail = storable(result.reason, MAX_REASON), storable(hidden_text(result.run, result.detail), MAX_DETAIL)
     return runs.Settlement(result.run, result.epoch, result.ending.value, reason, detail, result.exit_code)
 
 

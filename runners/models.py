@@ -127,3 +127,9 @@ class LogEnd(models.Model):
 
     def __str__(self) -> str:
         return f"end of the log of run {self.run_id}"
+
+
+# Below: they are models of this app, kept in a module of their own.
+from runners.kept_models import Artifact, Secret  # noqa: E402
+
+__all__ = ["Artifact", "ClaimRequest", "EnrolmentToken", "LogChunk", "LogEnd", "Runner", "Secret"]

@@ -193,7 +193,8 @@ SELECT r.state, r.attempt AS latest, t.number, coalesce(t.log_size, 0) AS size,
        coalesce(t.log_truncated, false) AS truncated, t.released_at IS NOT NULL AS released,
        CASE WHEN t.log_truncated THEN 0 ELSE greatest(coalesce(e.size, 0) - coalesce(t.log_size, 0), 0) END AS missing,
        coalesce(e.size > t.log_size AND t.released_at > statement_timestamp() - make_interval(secs => %(late)s),
-                false) AS more_may_come
+                false) AS more_may_come,
+       r.finished_at + make_interval(secs => 86400 * %(days)s::float8) AS kept_until
 FROM admission_run r
 LEFT JOIN admission_attempt t ON t.run_id = r.id AND t.number = coalesce(%(attempt)s::int, r.attempt)
 LEFT JOIN runners_logend e ON e.run_id = t.run_id AND e.attempt = t.number

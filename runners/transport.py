@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import requests
@@ -84,11 +84,13 @@ class Transport:
         path: str,
         *,
         json: object = None,
-        data: bytes | None = None,
+        data: bytes | IO[bytes] | None = None,
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        read_seconds: float | None = None,
+        stream: bool = False,
     ) -> requests.Response:
-        """Send one request; returns the answer of a success.
+        """Send one request; returns the answer of a success. With `stream` its body is read by the caller.
 
         Raises:
             ApiError: the server refused.
@@ -107,7 +109,8 @@ class Transport:
                 params=params,
                 headers=dict(headers or {}),
                 auth=_Bearer(self.token),
-                timeout=self._timeout,
+                timeout=self._timeout if read_seconds is None else (CONNECT_SECONDS, read_seconds),
+                stream=stream,
                 allow_redirects=False,
             )
         except requests.ConnectionError as error:

@@ -14,6 +14,7 @@ from django.db import OperationalError, transaction
 from pydantic import ValidationError
 
 from admission.models import Batch, Tenant
+from admission.references import missing_references
 from admission.services.serving import warnings_for
 from admission.spec import RunSpec, parse_spec
 from admission.sql import submitting as sql
@@ -94,7 +95,7 @@ def submit_runs(
     if len(submissions) > MAX_RUNS:
         raise InvalidInput(f"{len(submissions)} runs at once; at most {MAX_RUNS}.", hint="Send them in parts.")
     results: list[Submitted | None] = [None] * len(submissions)
-    items = _validate(submissions, results)
+    items = _with_references(tenant, _validate(submissions, results), results)
     if items:
         _check_depth(tenant, len(items))
         _insert_repeating(tenant, items, results, actor, batch)
@@ -148,6 +149,28 @@ def _validate(submissions: Sequence[Submission], results: list[Submitted | None]
             continue
         items.append(item)
     return items
+
+
+def _with_references(tenant: Tenant, items: Sequence[_Item], results: list[Submitted | None]) -> list[_Item]:
+    """Those that name nothing that is missing. A repeat of a key is not asked: its run is there already."""
+    missing = missing_references([(tenant.pk, item.spec) for item in items])
+    known = _known_keys(tenant, [item for item, (_, sentence) in zip(items, missing, strict=True) if sentence])
+    sound = []
+    for item, (field_name, sentence) in zip(items, missing, strict=True):
+        if sentence and item.key not in known:
+            results[item.position] = Submitted(Outcome.INVALID, errors=[{"field": field_name, "error": sentence}])
+        else:
+            sound.append(item)
+    return sound
+
+
+def _known_keys(tenant: Tenant, items: Sequence[_Item]) -> set[str]:
+    keys = [item.key for item in items if item.key is not None]
+    return (
+        {row["idempotency_key"] for row in rows(sql.READ_BY_KEY, {"tenant_id": tenant.pk, "keys": keys})}
+        if keys
+        else set()
+    )
 
 
 def _check_key(key: str | None) -> str | None:

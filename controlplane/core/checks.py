@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from django.core import checks
@@ -11,6 +12,8 @@ from controlplane.core import fencing
 from controlplane.core.conf import ENVIRONMENT_PREFIX, NAMES, ControlPlaneSettings, conf
 
 Relation = tuple[str, bool, str]
+
+SHORTEST_KEY = 16
 
 
 def _relations(c: ControlPlaneSettings) -> list[Relation]:
@@ -86,6 +89,41 @@ def _ranges(c: ControlPlaneSettings) -> list[Relation]:
         ),
         ("E030", c.probe_seconds > 0, "CONTROLPLANE_PROBE_SECONDS must be above 0"),
         *_leadership_relations(c),
+        *_kept(c),
+    ]
+
+
+def _kept(c: ControlPlaneSettings) -> list[Relation]:
+    """Sources: rules Q8, Q13."""
+    file = Path(c.secrets_keys_file)
+    keys = [key.strip() for key in c.secrets_keys.split(",") if key.strip()]
+    return [
+        (
+            "E060",
+            all(len(key) >= SHORTEST_KEY for key in keys),
+            (
+                f"each key in CONTROLPLANE_SECRETS_KEYS must have at least {SHORTEST_KEY} characters; "
+                "make one with: openssl rand -base64 32"
+            ),
+        ),
+        (
+            "E061",
+            not c.secrets_keys_file or (file.is_file() and os.access(file, os.R_OK)),
+            "CONTROLPLANE_SECRETS_KEYS_FILE must name a file that this process can read",
+        ),
+        (
+            "E062",
+            0 < c.artifact_file_bytes <= c.artifact_run_bytes and c.artifact_count > 0,
+            (
+                "CONTROLPLANE_ARTIFACT_FILE_BYTES must be above 0 and at most CONTROLPLANE_ARTIFACT_RUN_BYTES, and "
+                "CONTROLPLANE_ARTIFACT_COUNT above 0"
+            ),
+        ),
+        (
+            "E063",
+            min(c.log_retention_days, c.artifact_retention_days, c.artifact_upload_seconds) > 0,
+            "retention times and CONTROLPLANE_ARTIFACT_UPLOAD_SECONDS must be above 0",
+        ),
     ]
 
 

@@ -85,6 +85,17 @@ class ControlPlaneSettings:
     metrics_tenants: int = _doc(100, "So many of the fullest tenants have metrics of their own.")
     log_cap_bytes: int = _doc(16 << 20, "Stored output of one attempt; the rest is cut, visibly.")
     log_retention_days: float = _doc(30.0, "Output is deleted this long after the run ended.")
+    secrets_keys: str = _doc(
+        "", "key,key,…: what secrets are encrypted with; the first encrypts, each decrypts. Empty: SECRET_KEY."
+    )
+    secrets_keys_file: str = _doc("", "File with such keys, one a line, after those named directly.")
+    artifact_dir: str = _doc("", "Where artifacts are stored; empty: the user's data directory.")
+    artifact_bucket: str = _doc("", "S3 bucket for artifacts instead (extra `s3`); the rest by AWS_* variables.")
+    artifact_file_bytes: int = _doc(256 << 20, "Size of one kept file at most.")
+    artifact_run_bytes: int = _doc(1 << 30, "Size of all that one attempt keeps at most.")
+    artifact_count: int = _doc(1000, "Files that one attempt keeps at most.")
+    artifact_retention_days: float = _doc(30.0, "Artifacts are deleted this long after the run ended.")
+    artifact_upload_seconds: float = _doc(3600.0, "An upload that did not finish within this is given up and deleted.")
 
 
 ENVIRONMENT_PREFIX = "CONTROLPLANE_"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import environ
+import platformdirs
 from django.core.exceptions import ImproperlyConfigured
 
 from controlplane.core.conf import NAMES
@@ -65,6 +66,25 @@ def database(env: environ.Env) -> dict[str, Any]:
     settings["CONN_HEALTH_CHECKS"] = True
     settings["ATOMIC_REQUESTS"] = False
     return settings
+
+
+def storages(values: dict[str, Any]) -> dict[str, Any]:
+    """Django's storages: artifacts in a bucket if one is named, else in a directory of this machine.
+
+    Several machines that serve the web need the bucket, or a directory that all of them see.
+    """
+    if bucket := values.get("artifact_bucket"):
+        options = {"bucket_name": bucket, "default_acl": None, "file_overwrite": False, "querystring_auth": True}
+        artifacts = {"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": options}
+    else:
+        place = values.get("artifact_dir") or str(platformdirs.user_data_path("wharfinger") / "artifacts")
+        options = {"location": place, "file_permissions_mode": 0o600, "directory_permissions_mode": 0o700}
+        artifacts = {"BACKEND": "runners.storage.DurableFileStorage", "OPTIONS": options}
+    return {
+        "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+        "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+        "artifacts": artifacts,
+    }
 
 
 def control_plane_values(env: environ.Env) -> dict[str, Any]:

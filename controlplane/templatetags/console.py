@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django import template
 
+from admission.models import Run
 from controlplane.admin_base import render
+from controlplane.fleet.kept import kept_context
 
 register = template.Library()
 
@@ -17,3 +21,9 @@ register.filter("span", render.span)
 def capped(count: int, cap: int) -> str:
     """An exact count, or "cap+"."""
     return f"{cap:,}+" if count > cap else f"{count:,}"
+
+
+@register.inclusion_tag("console/kept.html")
+def kept_files(run: Run) -> dict[str, Any]:
+    """The panel of what a run kept; the ledger below knows nothing of it."""
+    return kept_context(run)

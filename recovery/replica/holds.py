@@ -65,7 +65,7 @@ class HoldKeeper:
                 give.append(key)
         counts = {"taken_up": len(take), "adopted": len(adopted), "given_back": len(give)}
         log.warning("replica.unknown_holds", extra=counts)
-        self._driver.take_up(take)
+        self._driver.take_up(self._control.with_secrets(take))
         for row in adopted:
             self._take_over(row)
         if give:
@@ -80,7 +80,8 @@ class HoldKeeper:
         maker = {LABEL_DRIVER: str(row["maker"])}
         found = stored_digest(row["id"], row["attempt"])
         stored = None if found is None else Stored(*found)
-        self._driver.take_over(_assignment(row), maker, self._read_at + row["left"], stored)
+        assignment = self._control.with_hidden(_assignment(row))
+        self._driver.take_over(assignment, maker, self._read_at + row["left"], stored)
 
     def follow(self) -> bool:
         """This incarnation was declared dead: stop each execution once its row has moved on. True: none is left.

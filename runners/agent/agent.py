@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from types import FrameType
 from typing import IO, TypeVar
 
@@ -22,12 +23,14 @@ from runners.agent.assignment import Verdict
 from runners.agent.backoff import Backoff, jittered
 from runners.agent.clock import now
 from runners.agent.control import ControlUnavailable
+from runners.agent.delivery import Delivery
 from runners.agent.driver import Driver
 from runners.agent.events import OnEvent, guarded, log_event
 from runners.agent.executors import scratch
 from runners.agent.executors.base import Executor, ExecutorError
 from runners.agent.fence import Fence
 from runners.agent.http_control import HttpControl
+from runners.agent.spool import Spool, SpoolError
 from runners.agent.watchdog_process import make_fence
 from runners.transport import ApiError, Transport
 
@@ -36,6 +39,7 @@ T = TypeVar("T")
 TICK_SECONDS = 0.2
 LIFE_SIGN_SECONDS = 5.0
 STOP_SECONDS = 60.0
+MOST_AGENTS = 100
 LABEL_DRIVER = "wharfinger.driver"
 LABEL_LIFE = "wharfinger.life"
 
@@ -62,6 +66,12 @@ class AgentSettings:
     cpu: float | None = None
     drain_seconds: float | None = None
     """How long a stop waits for what runs before it stops that too. None: as long as it takes."""
+    once: bool = False
+    """Take one run, and end with it."""
+    idle_exit_seconds: float | None = None
+    """End after so long without a run. None: never."""
+    spool_directory: Path | None = None
+    """Where results and output wait that could not be delivered. None: they do not outlive the process."""
 
 
 class Agent:
@@ -79,6 +89,7 @@ class Agent:
         stored_token: Callable[[], str] | None = None,
     ) -> None:
         """`stored_token` reads the token again when it was refused: it may have been replaced meanwhile."""
+        self._spool_lock: IO[str] | None = None
         self._make_executor = make_executor
         self._settings = settings
         self._on_event = guarded(on_event)
@@ -108,12 +119,16 @@ class Agent:
         try:
             if self._control.fence_seconds is not None:
                 self._lock = lock_machine(self._label[LABEL_DRIVER])
+            spool = self._deliver_spooled()
             self._clean_up(executor)
             fence = self._make_fence(executor)
+        except SpoolError as error:
+            self._on_event("driver_error", error=str(error))
+            return ExitCode.CONFIGURATION
         except (ExecutorError, ApiError) as error:
             self._on_event("driver_error", error=str(error))
             return ExitCode.UNCONFIRMED
-        return self._work(executor, fence)
+        return self._work(executor, fence, spool)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._stop.is_set():
@@ -127,6 +142,20 @@ class Agent:
             return False
         self._on_event("connected", runner=answer["id"], name=answer["name"], mode=answer["mode"])
         return True
+
+    def _deliver_spooled(self) -> Spool | None:
+        """What an earlier life had reached comes first: afterwards what the ledger says we hold is returned."""
+        if self._settings.spool_directory is None:
+            return None
+        directory, self._spool_lock = own_directory(self._settings.spool_directory)
+        spool = Spool(directory)
+
+        def patiently(call: Callable[[], object]) -> bool:
+            return self._patiently(lambda: (call(), True)) is not None
+
+        if delivered := Delivery(self._control, spool, patiently, self._on_event).deliver_all():
+            self._on_event("delivered_all", runs=delivered)
+        return spool
 
     def _clean_up(self, executor: Executor) -> None:
         """Executions of an earlier life first: a run may be returned only when nothing of it is left."""
@@ -156,11 +185,12 @@ class Agent:
             return None
         return make_fence(executor, self._labels, self._on_event, self._control.fence_seconds)
 
-    def _work(self, executor: Executor, fence: Fence | None) -> int:
+    def _work(self, executor: Executor, fence: Fence | None, spool: Spool | None) -> int:
         driver = Driver(
             self._control,
             executor,
-            slots=self._settings.slots,
+            slots=1 if self._settings.once else self._settings.slots,
+            most=1 if self._settings.once else None,
             labels=self._labels,
             memory_mib=self._settings.memory_mib,
             cpu=self._settings.cpu,
@@ -168,13 +198,16 @@ class Agent:
             poll_seconds=self._control.poll_seconds or 1.0,
             on_event=self._on_event,
             fence=fence,
+            spool=spool,
         )
         self._control.on_verdict = driver.apply
         driver.start()
         life = threading.Thread(target=self._show_life, args=(driver,), name="life", daemon=True)
         life.start()
+        idle = Idle(driver, self._settings)
         while not (self._stop.wait(TICK_SECONDS) or self._control.revoked or self._control.mode == "draining"):
-            pass
+            if idle.is_over():
+                break
         self._stop.set()
         code = self._abandon(driver) if self._control.revoked else self._goodbye(driver)
         self._ended.set()
@@ -217,6 +250,44 @@ class Agent:
 def machine_label(token: str) -> str:
     """By which a machine's containers are found: of the first token that it had."""
     return "runner-" + hashlib.sha256(token.encode()).hexdigest()[:16]
+
+
+class Idle:
+    """Whether an agent that shall not stay has nothing to stay for."""
+
+    def __init__(self, driver: Driver, settings: AgentSettings) -> None:
+        self._driver = driver
+        self._settings = settings
+        self._since = now()
+
+    def is_over(self) -> bool:
+        """It took its one run and is done with it, or it was without one for long enough."""
+        if self._driver.held:
+            self._since = now()
+            return False
+        seconds = self._settings.idle_exit_seconds
+        return self._driver.took_all or (seconds is not None and now() - self._since >= seconds)
+
+
+def own_directory(base: Path) -> tuple[Path, IO[str]]:
+    """A directory of this agent alone below `base`, an earlier life's if there is one; held with the returned file.
+
+    Raises:
+        SpoolError: it cannot be made, or as many agents as may be are at it.
+    """
+    try:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in range(MOST_AGENTS):
+            file = (base / f"{number}.lock").open("w")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                continue
+            return base / str(number), file
+    except OSError as error:
+        raise SpoolError(f"the spool {base} cannot be used ({error.strerror}); set WHARFINGER_SPOOL") from error
+    raise SpoolError(f"{MOST_AGENTS} agents of this runner are at {base} already")
 
 
 def lock_machine(label: str) -> IO[str]:

@@ -44,8 +44,9 @@ class Assignment:
     attempt: int
     tenant: str
     spec: RunSpec
-    job_token: str = ""
-    secrets: dict[str, str] = field(default_factory=dict)
+    # Not in the representation: it ends up in messages about errors.
+    job_token: str = field(default="", repr=False)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def key(self) -> RunKey:

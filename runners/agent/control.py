@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from runners.agent.artifacts import Kept, Limits
     from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
 
 
@@ -24,6 +25,10 @@ class LogOffset(Exception):
     def __init__(self, stored: int) -> None:
         super().__init__(f"the stored log ends at byte {stored}")
         self.stored = stored
+
+
+class ArtifactRefused(Exception):
+    """The control plane does not take this file, and never will. The message says why."""
 
 
 class Control(Protocol):
@@ -43,6 +48,13 @@ class Control(Protocol):
 
     def append_log(self, key: RunKey, offset: int, data: bytes) -> int:
         """Store log bytes that begin at `offset`; returns the stored size. Raises `LogOffset`, `Superseded`."""
+
+    @property
+    def artifact_limits(self) -> Limits:
+        """What one attempt may keep."""
+
+    def put_artifact(self, key: RunKey, kept: Kept) -> None:
+        """Store one kept file; the same again is fine. Raises `ArtifactRefused`, `Superseded`."""
 
     def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
         """Report ends. OK also for a repeat of the same result."""

@@ -17,6 +17,7 @@ from runners.agent.clock import now
 from runners.agent.events import OnEvent, guarded, log_event
 from runners.agent.executors.slots import WAIT_SECONDS
 from runners.agent.holds import Hold, Holds, Phase
+from runners.agent.keeping import Keeping
 from runners.agent.lifecycle import SHUTDOWN, Lifecycle
 from runners.agent.loops import FOREVER, Loop
 from runners.agent.outbox import Outbox
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from runners.agent.executors.base import Executor
     from runners.agent.fence import Fence
     from runners.agent.logs import Stored
+    from runners.agent.spool import Spool
 
 MOST_STARTS = 100
 LOG_SECONDS = 1.0
@@ -56,9 +58,13 @@ class Driver:
         poll_seconds: float = 0.5,
         on_event: OnEvent = log_event,
         fence: Fence | None = None,
+        spool: Spool | None = None,
+        most: int | None = None,
         place_seconds: float = WAIT_SECONDS,
     ) -> None:
         self.slots = slots
+        # Runs to take before it takes no more; None: no end.
+        self._most = most
         self._control = control
         self._labels = dict(labels or {})
         self._memory_mib = memory_mib
@@ -72,6 +78,7 @@ class Driver:
         self._draining = False
         self._request: str | None = None
         self._claiming = threading.Lock()
+        self._keeping = Keeping(control, self._on_event, spool)
         self._outbox = Outbox(control, self._on_event, self._release)
         self._placing = Placing(executor.slots, self._outbox.give_back, self._on_event, place_seconds)
         self._lifecycle = Lifecycle(
@@ -83,6 +90,7 @@ class Driver:
             self._displace,
             fence,
             self._placing.cancel,
+            self._keeping,
         )
         self._preparing = Preparations(
             control, executor, self._outbox.settle, self.apply, self._wake_starts, self._on_event
@@ -115,6 +123,11 @@ class Driver:
     def held(self) -> list[RunKey]:
         """What it holds, from the claim to the answered result."""
         return [hold.key for hold in self._holds.all()]
+
+    @property
+    def took_all(self) -> bool:
+        """It was to take a number of runs, and has."""
+        return self._most == 0
 
     def seconds_since_claim_tick(self) -> float:
         """A wedged driver does not look alive: its owner stops beating when this grows (rule R2)."""
@@ -228,7 +241,7 @@ class Driver:
     def _claim(self) -> float:
         with self._claiming:
             free = self._free()
-            if self._draining or free.slots <= 0:
+            if self._draining or free.slots <= 0 or self.took_all:
                 return FOREVER
             if self._is_fenced():
                 return jittered(FENCED_SECONDS)
@@ -240,6 +253,8 @@ class Driver:
             self._request = self._request or uuid.uuid4().hex
             assignments = self._control.claim(self._request, free)
             self._request = None
+            if self._most is not None:
+                self._most = max(0, self._most - len(assignments))
             self.take_up(assignments)
         more = len(self._holds) < self.slots
         return 0.0 if assignments and more else jittered(self._poll_seconds)
@@ -265,6 +280,7 @@ class Driver:
         return free if places is None else replace(free, slots=min(free.slots, places))
 
     def _release(self, hold: Hold) -> None:
+        self._keeping.forget(hold)
         self._holds.discard(hold)
         self._claims.wake()
         if self._holds.all(Phase.CLAIMED):

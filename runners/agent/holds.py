@@ -11,7 +11,9 @@ from runners.agent.logs import LogBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
+    from runners.agent.artifacts import Kept
     from runners.agent.assignment import Assignment, RunKey
     from runners.agent.executors.base import Execution
 
@@ -48,6 +50,9 @@ class Hold:
         self._let_go = False
         hidden = [*assignment.secrets.values(), assignment.job_token]
         self.logs = LogBuffer(hidden, wake=wake_logs)
+        self.kept: list[Kept] = []
+        """What it left and is to be brought to the control plane, in `place` or in the spool."""
+        self.place: Path | None = None
         self._execution: Execution | None = None
         self._lock = threading.Lock()
 

@@ -13,12 +13,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from admission.spec import parse_spec
+from runners.agent.artifacts import Kept, Limits
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
-from runners.agent.control import ControlUnavailable, LogOffset, Superseded
+from runners.agent.control import ArtifactRefused, ControlUnavailable, LogOffset, Superseded
 from runners.agent.wording import MAX_DETAIL, MAX_REASON, storable
 from runners.transport import ApiError, Transport, Unreachable, decoded
 
-_NO_CONTENT, _UNAUTHORIZED, _CONFLICT, _RANGE, _TOO_MANY = 204, 401, 409, 416, 429
+_NO_CONTENT, _BAD, _UNAUTHORIZED, _CONFLICT, _TOO_LARGE, _RANGE, _TOO_MANY = 204, 400, 401, 409, 413, 416, 429
+# The server answers when the bytes are stored, perhaps on another machine.
+UPLOAD_SECONDS = 600.0
 
 GZIP_FROM_BYTES = 1024
 GZIP_LEVEL = 1
@@ -50,12 +53,16 @@ class HttpControl:
         self.on_verdict = on_verdict
         self._transport = transport
         self._stored_token = stored_token
+        self._limits = Limits()
         self._job_tokens: dict[RunKey, str] = {}
         self._lock = threading.Lock()
 
     def introduce(self) -> dict[str, Any]:
         """Ask the server who this is: proves the token, and brings the intervals."""
         answer: dict[str, Any] = self._call("GET", "/runner")
+        told = (answer.get(name) for name in ("artifact_file_bytes", "artifact_run_bytes", "artifact_count"))
+        # An older server says nothing of it and judges by its own.
+        self._limits = Limits(*(int(one) for one in told if one is not None))
         return answer
 
     def held(self) -> list[tuple[RunKey, str]]:
@@ -113,6 +120,42 @@ class HttpControl:
         if answer["verdict"] == Verdict.CANCEL:
             self._tell(key, Verdict.CANCEL)
         return int(answer["stored"])
+
+    @property
+    def artifact_limits(self) -> Limits:
+        """As the server said when we introduced ourselves."""
+        return self._limits
+
+    def put_artifact(self, key: RunKey, kept: Kept) -> None:
+        """Store one kept file."""
+        with self._lock:
+            token = self._job_tokens.get(key, "")
+        try:
+            with kept.path.open("rb") as file:
+                self._call(
+                    "POST",
+                    f"/runner/runs/{key.run}/artifacts",
+                    # An empty file would be sent without a length.
+                    data=file if kept.size else b"",
+                    params={"epoch": key.epoch, "name": kept.name},
+                    headers={
+                        "Job-Token": token,
+                        "Artifact-Sha256": kept.sha256,
+                        "Content-Type": "application/octet-stream",
+                    },
+                    read_seconds=UPLOAD_SECONDS,
+                )
+        except ApiError as error:
+            if error.code in {"superseded", "bad_job_token"}:
+                raise Superseded(str(error)) from error
+            if error.status in (_BAD, _CONFLICT, _TOO_LARGE):
+                raise ArtifactRefused(str(error)) from error
+            raise
+
+    def remember(self, key: RunKey, job_token: str) -> None:
+        """The job token of a hold that an earlier life was given."""
+        with self._lock:
+            self._job_tokens[key] = job_token
 
     def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
         """Report ends."""

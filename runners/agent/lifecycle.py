@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runners.agent.assignment import Ending, Result
@@ -12,6 +13,7 @@ from runners.agent.backoff import Backoff
 from runners.agent.clock import now
 from runners.agent.control import Control, ControlUnavailable, Superseded
 from runners.agent.executors.base import Execution, Executor, ExecutorError, Exit
+from runners.agent.keeping import Keeping, answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,7 +51,7 @@ class Lifecycle:
     gives back a place that was not entered.
     """
 
-    def __init__(  # noqa: PLR0917 - made in one place, by the driver
+    def __init__(  # noqa: PLR0913, PLR0917 - made in one place, by the driver
         self,
         control: Control,
         executor: Executor,
@@ -59,7 +61,9 @@ class Lifecycle:
         displaced: Callable[[Hold], None],
         fence: Fence | None = None,
         unplace: Callable[[Hold], None] = nothing,
+        keeping: Keeping | None = None,
     ) -> None:
+        self._keeping = keeping or Keeping(control, on_event)
         self._displaced = displaced
         self._control = control
         self._executor = executor
@@ -92,10 +96,14 @@ class Lifecycle:
             end = Exit(None, "executor_error", f"the driver failed: {error!r}")
         self._unplace(hold)
         end = self._unfenced(hold, end, began)
+        end = replace(end, detail=hold.logs.hide(end.detail))
         self._tell(hold, "ended", code=end.code, reason=end.reason, detail=end.detail)
         hold.logs.close()
+        result = None if end.reason in _NOT_ITS_OWN else result_of(hold, end)
+        self._keeping.ended(hold, result)
+        self._keeping.upload(hold)
         self._deliver_log(hold)
-        self._report(hold, end)
+        self._report(hold, end, result)
 
     def _unfenced(self, hold: Hold, end: Exit, began: float) -> Exit:
         """Nothing of it is left here. What the watchdog stopped did not fail by itself: it is lost, not failed."""
@@ -112,6 +120,7 @@ class Lifecycle:
         hold.attach(execution)
         self._tell(hold, "running")
         end = self._wait(hold, execution)
+        self._keeping.collect(hold, execution, end)
         self._until_confirmed(hold, execution.remove)
         return end
 
@@ -167,11 +176,12 @@ class Lifecycle:
         until = now() + LOG_PATIENCE_SECONDS
         backoff = Backoff()
         pause = threading.Event()
-        while hold.logs.waiting:
+        while hold.logs.waiting and not hold.superseded:
             try:
                 self.flush(hold)
             except ControlUnavailable as error:
-                if now() >= until:
+                # As long as it is away altogether nothing is given up: the result could not be told either.
+                if now() >= until and answers(self._control, hold):
                     self._tell(hold, "log_undelivered", bytes=hold.logs.waiting, error=str(error))
                     return
                 pause.wait(backoff.delay())
@@ -181,17 +191,18 @@ class Lifecycle:
                 )
                 return
 
-    def _report(self, hold: Hold, end: Exit) -> None:
+    def _report(self, hold: Hold, end: Exit, result: Result | None) -> None:
         if hold.superseded:
             self._tell(hold, "superseded")
             self._forget(hold)
-        elif end.reason in _NOT_ITS_OWN:
+        elif result is None:
             self._outbox.give_back(hold, end.reason)
         else:
-            self._outbox.settle(hold, result_of(hold, end))
+            self._outbox.settle(hold, result)
 
     def _tell(self, hold: Hold, name: str, **fields: object) -> None:
-        self._on_event(name, run=hold.key.run, epoch=hold.key.epoch, attempt=hold.assignment.attempt, **fields)
+        told = {key: hold.logs.hide(value) if isinstance(value, str) else value for key, value in fields.items()}
+        self._on_event(name, run=hold.key.run, epoch=hold.key.epoch, attempt=hold.assignment.attempt, **told)
 
 
 def result_of(hold: Hold, end: Exit) -> Result:

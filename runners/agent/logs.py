@@ -69,6 +69,14 @@ class LogBuffer:
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
 
+    @classmethod
+    def resumed(cls, offset: int, output: bytes) -> LogBuffer:
+        """What was masked, capped and not delivered in an earlier life."""
+        made = cls(cap=len(output))
+        made._offset = offset
+        made.write(output)
+        return made
+
     @property
     def waiting(self) -> int:
         """Bytes that are not stored yet."""
@@ -79,6 +87,10 @@ class LogBuffer:
         """Where the log ends once all that waits is stored."""
         with self._lock:
             return self._offset + self._waiting
+
+    def hide(self, text: str) -> str:
+        """A text of our own about this run, such as an error message, with its secrets masked."""
+        return self._masker.text(text)
 
     def go_on_after(self, stored: Stored) -> None:
         """Before anything is written: a predecessor stored so much of the same output. That is not sent again, but
@@ -115,7 +127,12 @@ class LogBuffer:
 
     def note(self, text: str) -> None:
         """A line of our own in the log, counted like output."""
-        self._take(f"[wharfinger: {text}]\n".encode())
+        self._take(f"[wharfinger: {self.hide(text)}]\n".encode())
+
+    def undelivered(self) -> tuple[int, bytes]:
+        """Where the stored log ends as far as we know, and what follows it."""
+        with self._lock:
+            return self._offset, b"".join(self._parts)
 
     def discard(self) -> None:
         """Drop what waits and what is to come: nobody takes it any more."""

@@ -179,6 +179,9 @@ class RunnerAnswer(Answer):
     executors: list[str]
     slots: int
     one_job: bool
+    artifact_file_bytes: int = Field(description="Size of one kept file at most.")
+    artifact_run_bytes: int = Field(description="Size of all that one attempt keeps at most.")
+    artifact_count: int = Field(description="Files that one attempt keeps at most.")
 
 
 class DrainAnswer(Answer):

@@ -23,6 +23,7 @@ HEADERS = {
     "Log-Finished": "true: nothing will be added to this attempt's log.",
     "Log-Truncated": "true: cut at the size cap.",
     "Log-Missing": "Bytes at its end that were not delivered; they may yet come while Log-Finished is false.",
+    "Log-Kept-Until": "Once the run has ended: when its output is deleted.",
     "Run-State": "State of the run; while it is not a final one, another attempt may follow.",
 }
 
@@ -83,6 +84,8 @@ def _answer(piece: LogPiece, offset: int, *, ranged: bool) -> HttpResponse:
     response["Log-Truncated"] = _flag(piece.truncated)
     response["Log-Missing"] = str(piece.missing)
     response["Run-State"] = piece.state
+    if piece.kept_until is not None:
+        response["Log-Kept-Until"] = piece.kept_until.isoformat()
     response["Accept-Ranges"] = "bytes"
     if ranged:
         response["Content-Range"] = f"bytes {offset}-{offset + len(piece.data) - 1}/{piece.size}"

@@ -6,7 +6,7 @@ The paths of one run also need its job token; the batch forms prove each hold by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -36,8 +36,10 @@ from runners.services.fleet import (
     resume_own,
     runner_driver,
 )
+from runners.services.hiding import hidden_text
 from runners.services.jobs import is_job_token, issue_job_token
 from runners.services.rotation import Rotated, rotate_token
+from runners.services.secrets import FIELD, give
 
 POLL_SECONDS = 0.5
 DRAIN_REASONS = ("drained", "shutdown", "fenced", "no_slot")
@@ -84,8 +86,10 @@ class RunnerView(View):
         listed = [{"run": run, "epoch": epoch, "verdict": v.value} for (run, epoch), v in found.items()]
         return Response({"verdicts": listed, **self.intervals()})
 
-    def assignment(self, claimed: claims.Claimed, state: str) -> dict[str, Any]:
-        """One run to start."""
+    def assignment(
+        self, claimed: claims.Claimed, state: str, secrets: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """One run to start; with its secrets only as the answer of a claim."""
         token = issue_job_token(run=claimed.run, epoch=claimed.epoch, runner=self.runner.id)
         return {
             "run": claimed.run,
@@ -94,7 +98,7 @@ class RunnerView(View):
             "tenant": claimed.tenant,
             "spec": claimed.spec,
             "job_token": token,
-            "secrets": {},
+            "secrets": dict(secrets or {}),
             "state": state,
         }
 
@@ -108,7 +112,10 @@ class SelfView(RunnerView):
         runner = self.runner
         facts = {"id": runner.id, "name": runner.name, "labels": dict(runner.labels), "slots": runner.slots}
         more = {"executors": list(runner.executors), "one_job": runner.one_job}
-        return Response({**facts, **more, **self.intervals()})
+        caps = {
+            name: getattr(conf(), name) for name in ("artifact_file_bytes", "artifact_run_bytes", "artifact_count")
+        }
+        return Response({**facts, **more, **caps, **self.intervals()})
 
 
 class ClaimsView(RunnerView):
@@ -126,10 +133,12 @@ class ClaimsView(RunnerView):
         refuse_unfenced(body.fence_seconds)
         envelope = Envelope(min(body.slots, self.runner.slots), body.memory_mib, body.cpu)
         claimed = claims.claim_runs(self.driver, body.request_id, envelope)
+        given = give(self.driver, [(one.run, one.epoch) for one in claimed or [] if one.spec.get(FIELD)])
         if claimed is None and not self.runner.cancels:
             headers = {"Poll-Seconds": str(POLL_SECONDS), "Runner-Mode": self.runner.mode}
             return Response(status=204, headers=headers)
-        listed = [self.assignment(one, "admitted") for one in claimed or []]
+        kept = [one for one in claimed or [] if (one.run, one.epoch) not in given.refused]
+        listed = [self.assignment(one, "admitted", given.values.get((one.run, one.epoch))) for one in kept]
         return Response({"assignments": listed, **self.intervals()})
 
 
@@ -302,7 +311,9 @@ def _named(listed: Sequence[bodies.HoldBody]) -> list[Hold]:
 def settle(driver: Driver, results: Sequence[bodies.ResultBody]) -> dict[Hold, HoldVerdict]:
     """Ends and returns of holds; returned ones are answered `ok` if they were held, else `superseded`."""
     ended = [r for r in results if r.ending != "returned"]
-    settlements = [Settlement(r.run, r.epoch, r.ending, r.reason, r.detail, r.exit_code) for r in ended]
+    settlements = [
+        Settlement(r.run, r.epoch, r.ending, r.reason, hidden_text(r.run, r.detail), r.exit_code) for r in ended
+    ]
     verdicts, _ = holds.settle_runs(driver, settlements)
     cut_short = [r for r in ended if r.log_end is not None and verdicts[(r.run, r.epoch)] is HoldVerdict.OK]
     logs.note_log_ends(driver, [(r.run, r.epoch, r.log_end or 0) for r in cut_short])

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from runners.cli import limits, runner, token
+from runners.cli import limits, runner, secret, token
+from runners.cli.artifacts import artifacts
 from runners.cli.config import load_config, read_secret
 from runners.cli.logs import print_log, print_log_json
 from runners.cli.options import AsJson, TokenFile, Url, client
@@ -24,9 +25,11 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(runner.app, name="runner")
+app.add_typer(secret.app, name="secret")
 
 app.add_typer(token.app, name="token")
 
+app.command()(artifacts)
 app.command()(limits.limits)
 app.command("set-limit")(limits.set_limit)
 

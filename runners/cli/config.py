@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tomllib
@@ -79,6 +80,18 @@ def runner_config_path() -> Path:
     if given := os.environ.get("WHARFINGER_RUNNER_STATE"):
         return Path(given) / "config.toml"
     return config_path()
+
+
+def spool_directory(runner: RunnerConfig) -> Path:
+    """Where this runner's undelivered results wait: `WHARFINGER_SPOOL`, beside its state, or the user's usual place.
+
+    One for each runner and server: results of one are nothing to another.
+    """
+    given = os.environ.get("WHARFINGER_SPOOL")
+    state = os.environ.get("WHARFINGER_RUNNER_STATE")
+    usual = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "wharfinger" / "spool"
+    base = Path(given) if given else Path(state) / "spool" if state else usual
+    return base / f"runner-{runner.id}-{hashlib.sha256(runner.url.encode()).hexdigest()[:8]}"
 
 
 def load_config(path: Path | None = None) -> Config:

@@ -15,7 +15,15 @@ import typer
 
 from runners.agent.agent import Agent, AgentSettings, machine_label
 from runners.agent.executors.base import Executor, ExecutorError
-from runners.cli.config import ConfigError, RunnerConfig, load_config, read_secret, runner_config_path
+from runners.cli import machine
+from runners.cli.config import (
+    ConfigError,
+    RunnerConfig,
+    load_config,
+    read_secret,
+    runner_config_path,
+    spool_directory,
+)
 from runners.cli.output import Exit, WrongInput, err, fail, guarded, print_json
 from runners.cli.telling import Telling
 from runners.transport import Transport, Unreachable
@@ -117,7 +125,7 @@ def _while_nobody_listens(send: Callable[[], Any]) -> Any:
 
 
 @app.command()
-def run(  # noqa: PLR0917 - options, each by its name
+def run(  # noqa: PLR0913, PLR0917 - options, each by its name
     url: Url = None,
     name: Name = "",
     slots: Annotated[int, typer.Option(envvar="WHARFINGER_RUNNER_SLOTS", min=0, max=1000, help="Runs at once.")] = 0,
@@ -135,18 +143,35 @@ def run(  # noqa: PLR0917 - options, each by its name
         float,
         typer.Option(envvar="WHARFINGER_DRAIN_SECONDS", min=0, help="Patience of a stop with what runs; 0: no end."),
     ] = 0,
+    once: Annotated[bool, typer.Option("--once", help="Take one run, and end with it.")] = False,
+    idle_exit: Annotated[
+        float, typer.Option(envvar="WHARFINGER_IDLE_EXIT", min=0, help="End after so many seconds without a run.")
+    ] = 0,
+    label: Labels = None,
 ) -> None:
     """Execute runs until stopped. SIGTERM or Ctrl-C drains, a second one stops what runs.
 
-    Exit codes: 0 stopped as asked; 75 something was not confirmed gone in time; 77 the token is dead; 78 the executor
-    cannot work here.
+    Results and output that cannot be delivered wait on the disk (WHARFINGER_SPOOL) and are delivered first at the next
+    start.
+
+    Exit codes: 0 stopped as asked (also --once, whatever the run's end, and --idle-exit); 75 something was not
+    confirmed gone or delivered in time, starting again goes on with it; 77 the token is dead, enrol anew; 78 something
+    here is wrong and starting again is of no use: the executor, the configuration or the spool.
     """
     stored = guarded(lambda: load_config(runner_config_path())).runner
     if not stored.token:
-        stored = guarded(lambda: _enrol_first(url, name, slots or 1, executor or "docker"))
+        stored = guarded(lambda: _enrol_first(url, name, slots or 1, executor or "docker", label or []))
     chosen = executor or stored.executor or "docker"
     aliases = guarded(lambda: _aliases(image_aliases))
-    settings = AgentSettings(slots or stored.slots or 1, memory_mib or None, cpu or None, drain_seconds or None)
+    settings = AgentSettings(
+        slots or stored.slots or 1,
+        memory_mib or None,
+        cpu or None,
+        drain_seconds or None,
+        once,
+        idle_exit or None,
+        spool_directory(stored),
+    )
     telling = Telling()
     agent = Agent(
         url or stored.url,
@@ -160,13 +185,13 @@ def run(  # noqa: PLR0917 - options, each by its name
     raise typer.Exit(int(agent.run()))
 
 
-def _enrol_first(url: str | None, name: str, slots: int, executor: str) -> RunnerConfig:
+def _enrol_first(url: str | None, name: str, slots: int, executor: str, labels: list[str]) -> RunnerConfig:
     secret = read_secret("WHARFINGER_ENROLMENT_TOKEN")
     if not secret:
         raise ConfigError(
             f"This machine is not enrolled ({runner_config_path()} has no runner). Run: wharfinger runner enrol"
         )
-    return enrol_machine(url, secret, name, slots, executor, labels=[])
+    return enrol_machine(url, secret, name, slots, executor, labels=labels)
 
 
 def _aliases(text: str) -> dict[str, str]:
@@ -197,6 +222,12 @@ def make_executor(name: str, aliases: dict[str, str]) -> Executor:
     return ProcessExecutor()
 
 
+app.command()(machine.pause)
+app.command()(machine.resume)
+app.command()(machine.verifier(make_executor))
+app.add_typer(machine.config_app, name="config")
+
+
 @app.command()
 def rotate(
     overlap_hours: Annotated[
@@ -206,7 +237,7 @@ def rotate(
 ) -> None:
     """Replace this machine's token. An agent that runs here takes up the new one by itself."""
     config = guarded(lambda: load_config(runner_config_path()))
-    stored = _enrolled(config.runner)
+    stored = machine.enrolled()
     transport = guarded(lambda: Transport(url or stored.url, stored.token))
     body = {"overlap_seconds": overlap_hours * 3600}
     answer = guarded(lambda: transport.json("POST", "/runner/token", json=body))
@@ -222,7 +253,7 @@ def drain(
     url: Url = None,
 ) -> None:
     """Ask the server for no more work: the agent finishes what it has and ends."""
-    stored = _enrolled(guarded(lambda: load_config(runner_config_path())).runner)
+    stored = machine.enrolled()
     transport = guarded(lambda: Transport(url or stored.url, stored.token))
     if undo:
         answer = guarded(lambda: transport.json("DELETE", "/runner/drain"))
@@ -233,18 +264,12 @@ def drain(
         fail(Exit.FAILED, "it drains because an operator wants it to; ask one to resume it")
 
 
-def _enrolled(stored: RunnerConfig) -> RunnerConfig:
-    if not stored.token:
-        fail(Exit.CONFIGURATION, f"this machine is not enrolled ({runner_config_path()} has no runner)")
-    return stored
-
-
 @app.command()
 def status(
     url: Url = None, as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False
 ) -> None:
     """Ask the server what it knows of this runner."""
-    stored = _enrolled(guarded(lambda: load_config(runner_config_path())).runner)
+    stored = machine.enrolled()
     transport = guarded(lambda: Transport(url or stored.url, stored.token))
     answer = guarded(lambda: {**transport.json("GET", "/runner"), "holds": _held(transport)})
     if as_json:

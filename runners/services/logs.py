@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+
+from django.db import transaction
 
 from admission.drivers import Driver
 from admission.states import TERMINAL
@@ -12,6 +15,7 @@ from controlplane.core.conf import conf
 from controlplane.core.errors import NotFound
 from controlplane.core.sql import execute, one, rows
 from runners import sql
+from runners.services.hiding import hide_seam, maskers, starred
 
 MAX_READ_BYTES = 1 << 20
 
@@ -34,6 +38,7 @@ class Appended:
 
     stored: int
     cancel: bool
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class LogPiece:
     """Bytes at its end that its driver could not deliver, by its own account."""
     more_may_come: bool = False
     """They may yet come: the attempt ended a short while ago."""
+    kept_until: datetime | None = None
+    """When it is deleted; None: its run has not ended."""
 
     @property
     def run_ended(self) -> bool:
@@ -65,12 +72,23 @@ def cut_mark(cap: int) -> bytes:
 def append_log(driver: Driver, run: int, epoch: int, offset: int, data: bytes) -> Appended:
     """Store bytes that begin at `offset`, up to the cap; what is beyond it is cut, visibly and once.
 
-    Also for a while after the end that this driver reported: the rest of the log may come late.
+    Also for a while after the end that this driver reported: the rest of the log may come late. Secrets of the run
+    are hidden once more, also where one is cut in two by the border to what came before.
 
     Raises:
         HoldSuperseded: the run is not held under this epoch by this driver, and was not ended by it just now.
         OffsetMismatch: the log ends elsewhere; go on from there.
     """
+    masker = maskers.of(run)
+    if masker is None:
+        return _append(driver, run, epoch, offset, data)
+    with transaction.atomic():
+        done = _append(driver, run, epoch, offset, starred(masker, data))
+        hide_seam(masker, run, done.attempt, offset)
+    return done
+
+
+def _append(driver: Driver, run: int, epoch: int, offset: int, data: bytes) -> Appended:
     kept, cut = _within_cap(offset, data)
     hold = {"run": run, "epoch": epoch, **driver.identity()}
     late = conf().late_log_seconds
@@ -79,13 +97,13 @@ def append_log(driver: Driver, run: int, epoch: int, offset: int, data: bytes) -
         raise HoldSuperseded(f"run {run} is not held under epoch {epoch}")
     end = offset + len(data)
     if row["size"] is not None:
-        return Appended(max(row["size"], end) if cut else row["size"], row["cancel"])
+        return Appended(max(row["size"], end) if cut else row["size"], row["cancel"], row["attempt"])
     stands = one(sql.READ_LOG_END, {"run": run, "attempt": row["attempt"]})
     if stands is None:
         raise HoldSuperseded(f"the attempt of run {run} is gone")
     if stands["cut"]:
         # Nothing more is kept of this log. All that comes counts as taken, or its sender would offer it for ever.
-        return Appended(max(stands["size"], end), row["cancel"])
+        return Appended(max(stands["size"], end), row["cancel"], row["attempt"])
     raise OffsetMismatch(stands["size"])
 
 
@@ -110,8 +128,9 @@ def read_log(
 
     Raises NotFound for a run, or attempt, that is not there for this tenant.
     """
-    late = conf().late_log_seconds
-    state = one(sql.READ_LOG_STATE, {"run": run, "attempt": attempt, "tenant_id": tenant_id, "late": late})
+    asked = {"run": run, "attempt": attempt, "tenant_id": tenant_id}
+    kept = {"late": conf().late_log_seconds, "days": conf().log_retention_days}
+    state = one(sql.READ_LOG_STATE, asked | kept)
     if state is None:
         raise NotFound(f"There is no run {run}.")
     if state["number"] is None and attempt is not None:
@@ -127,6 +146,7 @@ def read_log(
         attempt_ended=(state["released"] or state["state"] in TERMINAL) and not state["more_may_come"],
         missing=state["missing"],
         more_may_come=state["more_may_come"],
+        kept_until=state["kept_until"],
     )
 
 

@@ -22,8 +22,9 @@ from controlplane.core.audit import record
 from controlplane.core.models import AuditEntry
 from leadership.models import Fire, Intent, Lease, LoopSeen, Term
 from recovery.models import RecoveryAction, RecoveryClaim, RecoveryDebt, Replica
-from runners.models import EnrolmentToken, Runner
+from runners.models import EnrolmentToken, Runner, Secret
 from runners.services.enrolment import issue_enrolment_token
+from runners.services.secrets import set_secret
 from tests.admin import world as worlds
 from tests.admin.world import ANNA, SECRET
 
@@ -41,6 +42,7 @@ OURS = (
     RecoveryDebt,
     Runner,
     EnrolmentToken,
+    Secret,
     AuditEntry,
     Lease,
     Term,
@@ -123,6 +125,7 @@ GROW: dict[type[Any], Callable[[int, Tenant], object]] = {
     RecoveryAction: lambda n, t: RecoveryAction.objects.create(by="x", replica_name="y", run_id=n, outcome="requeued"),
     Runner: a_runner,
     EnrolmentToken: lambda n, t: issue_enrolment_token(actor=ANNA, name=f"e{n}", tenant=t),
+    Secret: lambda n, t: set_secret(t, f"SECRET_{n}", "a value of some length", actor=ANNA),
     AuditEntry: lambda n, t: record("change", "tenant", "acme", actor=ANNA, before={"a": 1}, after={"a": 2}),
     User: lambda n, t: a_user(n),
     Group: lambda n, t: Group.objects.create(name=f"group {n}"),

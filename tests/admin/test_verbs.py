@@ -16,7 +16,7 @@ from controlplane.core.models import AuditEntry
 from controlplane.core.tokens import token_hash
 from controlplane.roles import ROLES
 from recovery.models import Replica
-from runners.models import EnrolmentToken, Runner
+from runners.models import EnrolmentToken, Runner, Secret
 from tests import ledger
 from tests.admin import world as worlds
 
@@ -71,6 +71,8 @@ VERBS = [
     (Runner, "revoke"),
     (EnrolmentToken, "issue"),
     (EnrolmentToken, "revoke"),
+    (Secret, "set"),
+    (Secret, "change"),
 ]
 
 

@@ -32,6 +32,7 @@ from runners.models import Runner
 from runners.services.enrolment import Machine, enrol, issue_enrolment_token
 from runners.services.fleet import find_runner, runner_driver
 from runners.services.logs import append_log
+from runners.services.secrets import set_secret
 
 ANNA = Actor("anna")
 SECRET = "hunter2-must-not-be-seen"
@@ -177,7 +178,8 @@ def enrolled_runner() -> Any:
 
 
 def others(north: Replica) -> None:
-    """A runner that is not heard any more, a dead replica under reconciliation, and what recovery wrote."""
+    """A secret, a runner that is not heard any more, a dead replica under reconciliation, and what recovery wrote."""
+    set_secret(Tenant.objects.get(slug="acme"), "REGISTRY_PASSWORD", "a value of some length", actor=ANNA)
     _, secret = issue_enrolment_token(actor=ANNA, name="old rack", uses=1, lifetime=timedelta(hours=1))
     silent, _ = enrol(secret, Machine("lab-rack-0", 2, ("process",), "0.0.9", "rack0.lab"))
     Runner.objects.filter(pk=silent.pk).update(contact_at=north.started_at - timedelta(minutes=42))

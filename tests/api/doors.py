@@ -30,6 +30,7 @@ BODIES: dict[str, Any] = {
     "POST /loops/{loop}/run": REASON,
     "POST /permit-renewals": {"ids": ["outside"]},
     "POST /permits": {"id": "another"},
+    "POST /physical/reconcile": REASON,
     "POST /recovery/debts/{debt}/retry": REASON,
     "POST /runner/claims": {"request_id": "theirs", "slots": 5},
     "POST /runner/drain": {},
@@ -62,7 +63,7 @@ WITHOUT_BODY = (
     "GET /runner", "GET /runner/holds", "DELETE /runner/drain", "GET /runners", "GET /runs", "GET /runs/{run}",
     "GET /runs/{run}/logs", "GET /runs/{run}/why", "GET /tenants", "GET /tenants/{slug}", "DELETE /tenants/{slug}",
     "GET /tenants/{slug}/quota", "DELETE /tenants/{slug}/quota", "GET /tokens", "DELETE /tokens/{token}",
-    "GET /recovery", "GET /recovery/debts", "GET /recovery/log",
+    "GET /physical", "GET /recovery", "GET /recovery/debts", "GET /recovery/log",
 )  # fmt: skip
 OPERATIONS = sorted([*BODIES, *WITHOUT_BODY])
 ENROL = "POST /runners/enrol"
@@ -79,6 +80,7 @@ class Victim:
     given: dict[str, Any]
     facts: dict[str, Any]
     secrets: list[str] = field(default_factory=list)
+    client: Client = field(default_factory=Client)
 
     def path(self, operation: str) -> str:
         template = operation.partition(" ")[2]
@@ -111,7 +113,7 @@ class Victim:
         kind = "application/octet-stream" if raw else "application/json"
         claimed = {} if length is None else {"CONTENT_LENGTH": str(length)}
         path = f"/api/v1{self.path(operation)}"
-        return Client().generic(method, path, data, content_type=kind, headers=headers, **claimed)
+        return self.client.generic(method, path, data, content_type=kind, headers=headers, **claimed)
 
 
 def make_victim() -> Victim:

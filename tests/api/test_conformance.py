@@ -12,7 +12,7 @@ from tests.api.conformance import RUNNER_PATHS, conform
 from tests.api.conftest import tenant_caller
 from tests.runners.conftest import make_runner, named
 
-CI, SOAK = (12, 1), (600, None)
+CI, SOAK = (8, 1), (600, None)
 """Seconds and seed: the same calls each time where a failure would hold up everybody."""
 
 pytestmark = [pytest.mark.rule("O3"), pytest.mark.timeout(2400)]

@@ -14,7 +14,8 @@ PINNED = [
     "/runs", "/runs/{run}", "/runs/{run}/cancel", "/runs/{run}/logs", "/runs/{run}/why", "/batches", "/tenants",
     "/tenants/{slug}/quota", "/permits", "/permits/{permit}", "/permits/{permit}/renew", "/replicas",
     "/runners/enrol", "/runner/claims", "/runner/runs/{run}/start", "/runner/runs/{run}/heartbeat",
-    "/runner/runs/{run}/logs", "/runner/runs/{run}/result", "/runner/starts", "/runner/heartbeats", "/runner/results",
+    "/runner/runs/{run}/logs", "/runner/runs/{run}/result",
+    "/runner/runs/{run}/artifacts", "/runs/{run}/artifacts", "/runner/starts", "/runner/heartbeats", "/runner/results",
 ]  # fmt: skip
 
 

@@ -22,9 +22,11 @@ from controlplane.core.audit import SYSTEM
 from runners.cli import app
 from runners.cli.config import load_config
 from runners.cli.jsonl import line_key, ranges, read_lines
+from runners.models import Secret
 from runners.services.enrolment import issue_enrolment_token
 from runners.services.fleet import drain_runner
 from runners.services.logs import append_log, note_log_ends
+from runners.services.sealing import unseal
 from tests import ledger
 
 Command = Callable[..., Any]
@@ -347,3 +349,23 @@ def test_lines_of_any_kind() -> None:
 def test_ranges() -> None:
     assert ranges([3, 1, 2, 7, 9, 10]) == "1-3, 7, 9-10"
     assert ranges([]) == ""
+
+
+@pytest.mark.rule("Q13")
+def test_secrets_are_set_from_standard_input_or_a_file_and_never_shown(
+    command: Command, tenant_row: Any, tmp_path: Path
+) -> None:
+    assert command("secret", "set", "TOKEN", input="hunter2-and-more\n").exit_code == 0
+    key = tmp_path / "key"
+    key.write_text("first line of it\nsecond line of it\n")
+    assert "has a new value" in command("secret", "set", "TOKEN", "--file", str(key)).stderr
+    listed = command("secret", "list", "--json")
+    assert [one["name"] for one in json.loads(listed.stdout)] == ["TOKEN"]
+    row = Secret.objects.get()
+    assert unseal(tenant_row.pk, "TOKEN", bytes(row.value)) == "first line of it\nsecond line of it"
+    refused = command("secret", "set", "TOKEN", input="short")
+    assert refused.exit_code == 1
+    assert "at least 8 bytes" in refused.stderr
+    assert "short\n" not in refused.stderr
+    assert command("secret", "delete", "TOKEN").exit_code == 0
+    assert command("secret", "delete", "TOKEN").exit_code == 1

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from admission.api.reading import COUNT_STATES
-from runners import sql
+from runners import kept_sql, sql
 
 pytestmark = pytest.mark.django_db
 
@@ -25,9 +25,22 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "append_log": (sql.APPEND_LOG, {**HOLD, "offset": 0, "data": b"x", "cut": False}),
     "read_log_end": (sql.READ_LOG_END, {"run": 1, "attempt": 1}),
     "read_log": (sql.READ_LOG, {"run": 1, "attempt": 1, "offset": 5, "limit": 100}),
-    "read_log_state": (sql.READ_LOG_STATE, {"run": 1, "attempt": None, "tenant_id": 1}),
+    "read_log_state": (sql.READ_LOG_STATE, {"run": 1, "attempt": None, "tenant_id": 1, "days": 30}),
     "delete_old_claims": (sql.DELETE_OLD_CLAIMS, {"age": 600, "limit": 1000}),
     "delete_old_logs": (sql.DELETE_OLD_LOGS, {"age": 600, "after": 0, "limit": 1000}),
+    "read_sealed_names": (kept_sql.READ_SEALED_NAMES, {"tenants": [1], "names": ["A"]}),
+    "read_held_secrets": (
+        kept_sql.READ_HELD_SECRETS,
+        {"runs": [1], "epochs": [1], "driver_kind": "runner", "driver_id": 1},
+    ),
+    "read_hidden": (kept_sql.READ_HIDDEN, {"run": 1}),
+    "read_chunks_around": (kept_sql.READ_CHUNKS_AROUND, {"run": 1, "attempt": 1, "first": 5, "stop": 50}),
+    "lock_keeper": (kept_sql.LOCK_KEEPER, {**HOLD, "window_seconds": 600}),
+    "read_kept": (kept_sql.READ_KEPT, {"run": 1, "attempt": 1}),
+    "read_kept_name": (kept_sql.READ_KEPT_NAME, {"run": 1, "attempt": 1, "name": "a"}),
+    "doom_unfinished": (kept_sql.DOOM_UNFINISHED, {"age": 3600, "limit": 1000}),
+    "doom_old": (kept_sql.DOOM_OLD, {"age": 3600, "after": 0, "limit": 1000}),
+    "read_doomed": (kept_sql.READ_DOOMED, {"age": 60, "limit": 100}),
     "count_states": (COUNT_STATES, {"batches": [1, 2], "bound": 1000}),
 }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from runners.agent.artifacts import Collected
     from runners.agent.assignment import Assignment
     from runners.agent.executors.slots import SlotKeeper
 
@@ -30,8 +31,8 @@ class Exit:
 
     code: int | None
     reason: str = ""
-    """'' = by itself; else 'oom', 'timeout', 'cancelled', 'image_unavailable', 'executor_error', 'lost', 'fenced',
-    'no_slot', 'adopted' (it goes on, under another driver)."""
+    """'' = by itself; else 'oom', 'timeout', 'cancelled', 'disk', 'image_unavailable', 'executor_error', 'lost',
+    'fenced', 'no_slot', 'adopted' (it goes on, under another driver)."""
     detail: str = ""
 
 
@@ -73,6 +74,9 @@ class Execution(Protocol):
 
     def stop(self, reason: str) -> None:
         """SIGTERM, the specification's grace, SIGKILL. Returns at once; `wait` then returns with that reason."""
+
+    def collect(self, collection: Collected) -> None:
+        """Take what the specification wants kept; after `wait`, before `remove`. What cannot be had is noted."""
 
     def remove(self) -> None:
         """Remove everything and confirm it gone. Raises `ExecutorError` if that cannot be confirmed; repeatable."""

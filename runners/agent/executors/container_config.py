@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from runners.agent.assignment import Assignment
 
+NOBODY_ID = 65_534
 NOBODY = "65534:65534"
 NOBODY_OWNS = "uid=65534,gid=65534"
 LABEL_RUN = "wharfinger.run"
@@ -83,12 +84,15 @@ def container_config(
 def _host_config(assignment: Assignment, files: Path | None, *, with_init: bool) -> Json:
     spec = assignment.spec
     limits = spec.resources
+    # What is kept is read after the end, when a tmpfs is gone. So it is written into the container's own layer, which
+    # goes with the container; nothing else of it is writable for the run's user. `disk.py` bounds it.
+    keeps = bool(spec.artifacts)
     # Owner and mode: older runc gives the mount the mode that the image's directory has.
     tmpfs = f"rw,exec,nosuid,nodev,mode=1777,{NOBODY_OWNS},size={limits.disk_mib}m"
     return {
         "NetworkMode": spec.network,
-        "ReadonlyRootfs": True,
-        "Tmpfs": {TEMPORARY: tmpfs.replace("exec", "noexec"), spec.working_dir: tmpfs},
+        "ReadonlyRootfs": not keeps,
+        "Tmpfs": {TEMPORARY: tmpfs.replace("exec", "noexec"), **({} if keeps else {spec.working_dir: tmpfs})},
         "Mounts": [_mount(files, spec.working_dir, name) for name in spec.files] if files else [],
         "ShmSize": min(limits.disk_mib, 64) * MIB,
         "Memory": limits.memory_mib * MIB,
@@ -104,8 +108,12 @@ def _host_config(assignment: Assignment, files: Path | None, *, with_init: bool)
         "AutoRemove": False,
         "RestartPolicy": {"Name": "no"},
         "LogConfig": LOG_CONFIG,
-        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+        "Ulimits": [_ulimit("core", 0), *([_ulimit("fsize", limits.disk_mib * MIB)] if keeps else [])],
     }
+
+
+def _ulimit(name: str, value: int) -> Json:
+    return {"Name": name, "Soft": value, "Hard": value}
 
 
 def _mount(files: Path, working_dir: str, name: str) -> Json:

@@ -7,7 +7,9 @@ command-line context and silently talk to another daemon. Errors are three diffe
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 import threading
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ CREATE_SECONDS = 120
 REMOVE_SECONDS = 50
 PULL_SECONDS = 900
 IMPORT_SECONDS = 120
+ARCHIVE_BYTES = 256 << 10
 _POOL = 64
 
 Json = dict[str, Any]
@@ -205,6 +208,35 @@ class DockerAdapter:
             # The library's own close leaves the response open, and fails on one that has been read to its end.
             with closing(vars(output)["_response"]):
                 yield from output
+
+    @contextmanager
+    def archive(self, container: str, path: str) -> Iterator[Iterator[bytes]]:
+        """A file or directory of the container as a tar stream; the daemon reads it, whoever its owner is."""
+        client = self._client(CREATE_SECONDS)
+        with _told_apart(f"reading {path} of {container[:12]}"):
+            pieces, _ = client.get_archive(container, path, chunk_size=ARCHIVE_BYTES)
+            try:
+                yield iter(pieces)
+            finally:
+                pieces.close()
+
+    def make_directory(self, container: str, path: str, owner: int) -> None:
+        """Make a directory in a container that was not started, which any user may write."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o1777, owner, owner
+            archive.addfile(entry)
+        client = self._client()
+        with _told_apart(f"making {path} in {container[:12]}"):
+            client.put_archive(container, "/", packed.getvalue())
+
+    def written_bytes(self, container: str) -> int:
+        """What the container wrote into its own layer."""
+        client = self._client(CREATE_SECONDS)
+        with _told_apart(f"measuring {container[:12]}"):
+            found = client.containers(all=True, size=True, filters={"id": container})
+        return int(found[0].get("SizeRw") or 0) if found else 0
 
     def start(self, container: str) -> None:
         """Start. Sent once: a repeated start would run an exited container again."""

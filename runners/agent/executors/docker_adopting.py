@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from runners.agent.executors import container_config as config
-from runners.agent.executors import scratch
+from runners.agent.executors import disk, scratch
 from runners.agent.executors.base import ExecutorError, Exit, LogSink, Made, NotAdoptable
 from runners.agent.executors.docker_adapter import Attached, DaemonSilent, DockerAdapter, Listed, NotFound
 from runners.agent.executors.docker_execution import NEVER_STARTED, READ_BYTES, DockerExecution
@@ -131,6 +131,7 @@ class AdoptedExecution(DockerExecution):
         image = self._labels.get(config.LABEL_IMAGE, self.assignment.spec.image)
         if image != self.assignment.spec.image:
             self.sink(config.alias_note(self.assignment.spec.image, image))
+        self._disk = disk.watch(self._adapter, self._id(), self.assignment.spec)
         self._attached = Followed(self._adapter, self._id())
 
     def wait(self, deadline: float | None) -> Exit:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from runners.agent.clock import now
 from runners.agent.executors import container_config as config
-from runners.agent.executors import scratch
+from runners.agent.executors import disk, scratch
+from runners.agent.executors.archive import collect_from_container
 from runners.agent.executors.base import ExecutorError, Exit, LogSink, MayStart
 from runners.agent.executors.docker_adapter import Attached, DaemonSilent, DockerAdapter, NotFound, Refused
 from runners.agent.executors.docker_sweep import remove_confirmed
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from runners.agent.artifacts import Collected
     from runners.agent.assignment import Assignment
     from runners.agent.executors.slots import Place
 
@@ -66,6 +68,7 @@ class DockerExecution:
         self._code: int | None = None
         self._delivered = 0
         self._reason = ""
+        self._disk: disk.DiskWatch | None = None
         self._let_go = False
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -109,6 +112,12 @@ class DockerExecution:
         except ExecutorError as error:
             self._ended = Exit(None, error.reason, str(error))
 
+    def _make_room(self, container: str) -> None:
+        """Where something is to be kept: a working directory in the container's own layer, which is then watched."""
+        self._disk = disk.watch(self._adapter, container, self.assignment.spec)
+        if self._disk is not None:
+            self._adapter.make_directory(container, self.assignment.spec.working_dir, config.NOBODY_ID)
+
     def _prepare(self, container: str) -> None:
         inspected = self._adapter.inspect(container)
         self.image_id = inspected.get("Image", "")
@@ -118,6 +127,7 @@ class DockerExecution:
             "executor.container_made",
             extra={"run": self.assignment.run, "container": container, "image_digest": self.image_id},
         )
+        self._make_room(container)
         self._attached = self._adapter.attach(container)
         self._place.register(container)
 
@@ -186,9 +196,12 @@ class DockerExecution:
             moment = now()
             if deadline is not None and moment >= deadline:
                 self.stop("timeout")
+            if self._disk is not None and not self._reason and self._disk.is_full(moment):
+                self.stop(disk.REASON)
             if self._let_go or (self._reason and stopping.step(moment)):
                 return False
-            due = [t for t in (stopping.next, None if self._reason else deadline) if t is not None]
+            looks = None if self._disk is None or self._reason else self._disk.next
+            due = [t for t in (stopping.next, None if self._reason else deadline, looks) if t is not None]
             seconds = min([_POLL_SECONDS, *(max(0.0, t - moment) for t in due)])
             if self._attached is None:
                 self._sleep(min(seconds, _BROKEN_POLL_SECONDS))
@@ -275,8 +288,13 @@ class DockerExecution:
         if not whole:
             return Exit(None, self._reason, "it did not end after SIGKILL; it is removed by force")
         if self._reason or not self._code:
-            return Exit(self._code, self._reason, self._place.lost if self._reason == "lost" else "")
+            return Exit(self._code, self._reason, self._why())
         return self._judged(self._code)
+
+    def _why(self) -> str:
+        if self._reason == disk.REASON and self._disk is not None:
+            return self._disk.detail
+        return self._place.lost if self._reason == "lost" else ""
 
     def _judged(self, code: int) -> Exit:
         """It was not asked to end, and failed: was that its own doing?"""
@@ -296,6 +314,13 @@ class DockerExecution:
         except ExecutorError as error:
             return {"Error": f"how it ended is not known: {error}"}
         return state
+
+    # -- keeping ---------------------------------------------------------------------------------------------------
+
+    def collect(self, collection: Collected) -> None:
+        """See `Execution.collect`."""
+        if self.container is not None:
+            collect_from_container(self._adapter, self.container, self.assignment.spec, collection)
 
     # -- removing ---------------------------------------------------------------------------------------------------
 

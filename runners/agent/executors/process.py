@@ -171,6 +171,7 @@ class ProcessExecutor:
             "uid": _SHARED if self._user == "nobody" else None,
             "isolate_network": self._root and spec.network == "none",
             "limits": self._limits(assignment),
+            "keep": bool(spec.artifacts),
             "backstop_seconds": spec.timeout_seconds + spec.stop_grace_seconds + BACKSTOP_SECONDS,
         }
 

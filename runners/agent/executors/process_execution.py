@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from runners.agent.clock import now
 from runners.agent.executors.base import ExecutorError, Exit, LogSink
 from runners.agent.executors.processes import kill_leftovers
+from runners.agent.executors.tree import collect_from_tree
 
 if TYPE_CHECKING:
     from admission.spec import RunSpec
+    from runners.agent.artifacts import Collected
 
 READ_BYTES = 256 * 1024
 # After the shim's word that all is over, output can only be held open by something that escaped it.
@@ -140,6 +142,13 @@ class ProcessExecution:
         if code is None:
             return Exit(None, "timeout", "stopped by its shim: the driver was suspended past the run's deadline")
         return Exit(code, "oom" if report["oom"] and code else "")
+
+    def collect(self, collection: Collected) -> None:
+        """See `Execution.collect`. Only when nothing of it runs any more: nobody is left who could swap a file."""
+        self._close()
+        if self._report.get("left") or "exit" not in self._report:
+            return
+        collect_from_tree(Path(self._plan["directory"]), self._spec.artifacts, collection)
 
     def remove(self) -> None:
         """See `Execution.remove`. The shim has done it; here is looked whether it has."""

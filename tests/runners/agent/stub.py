@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from runners.agent.artifacts import Kept, Limits
 from runners.agent.assignment import Assignment, Capacity, Result, RunKey, Verdict
 from runners.agent.control import ControlUnavailable, LogOffset, Superseded
 
@@ -29,6 +30,7 @@ class StubControl:
         self.given_back: dict[RunKey, str] = {}
         self.adopted: set[RunKey] = set()
         self.logs: dict[RunKey, bytearray] = {}
+        self.artifacts: dict[tuple[RunKey, str], bytes] = {}
         self.calls: list[tuple[str, int]] = []
         self.capacities: list[Capacity] = []
         self._answers: dict[str, list[Assignment]] = {}
@@ -83,6 +85,16 @@ class StubControl:
         stored.extend(data)
         self._answered("append_log")
         return len(stored)
+
+    @property
+    def artifact_limits(self) -> Limits:
+        return Limits()
+
+    def put_artifact(self, key: RunKey, kept: Kept) -> None:
+        self._called("put_artifact", kept.size)
+        if key not in self.open:
+            raise Superseded
+        self.artifacts[(key, kept.name)] = kept.path.read_bytes()
 
     def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
         self._called("settle", len(results))
