@@ -1,4 +1,4 @@
-"""HAProxy in front of the web processes, as docs recommend it: it never sends a request a second time."""
+"""HAProxy in front of the web processes: it looks at /readyz, and never sends a request a second time."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def live_through(world: World, balancer: Balancer) -> dict[str, Any]:
 def until_ended(world: World, faults: Faults) -> None:
     def ended() -> bool:
         faults.raise_failures()
-        return not judging.open_runs(world)
+        return not judging.open_runs()
 
     until(ended, lambda: f"not ended: {judging.unfinished(world)}", world.plan.patience)
 

@@ -30,6 +30,7 @@ from tests.leadership.pooler import logins, pgbouncer
 from tests.own_server import OwnServer, django_on, own_server
 
 POOL = 20
+MOST_AT_ONCE = 500
 BOOT_SECONDS = 120.0
 NO_DATABASE = "postgresql://nobody@127.0.0.1:1/none"
 
@@ -129,10 +130,14 @@ class World:
             tenant = ledger.make_tenant(quota)
             self.tenants.append(tenant)
             own = [work for work in works if work.tenant == number]
-            given = [Submission(work.spec(self.journal, self.image)) for work in own]
-            for result, work in zip(submit_runs(tenant, given, actor=SYSTEM), own, strict=True):
-                assert result.run is not None, result
-                self.works[result.run] = work
+            for first in range(0, len(own), MOST_AT_ONCE):
+                self._submit(tenant, own[first : first + MOST_AT_ONCE])
+
+    def _submit(self, tenant: Tenant, works: list[Work]) -> None:
+        given = [Submission(work.spec(self.journal, self.image)) for work in works]
+        for result, work in zip(submit_runs(tenant, given, actor=SYSTEM), works, strict=True):
+            assert result.run is not None, result
+            self.works[result.run] = work
 
 
 @contextmanager
