@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -38,7 +39,12 @@ def live_through(world: World, balancer: Balancer) -> dict[str, Any]:
         for agent in world.agents:
             assert agent.process is not None
             assert agent.process.wait(60) == 0, agent.text()
-    return {"seconds": round(took, 1), **told(seen, faults), **balancer.figures()}
+    return {
+        "seconds": round(took, 1),
+        "load": round(os.getloadavg()[0], 1),
+        **told(seen, faults),
+        **balancer.figures(),
+    }
 
 
 def until_ended(world: World, faults: Faults) -> None:
@@ -86,6 +92,7 @@ def withstand(plan: Plan, image: str = "") -> None:
     assert min(found["restarts"], found["agent_kills"], found["most_held"]) > 0
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.rule("Q1", "Q6", "Q8", "Q9", "Q12", "A5", "A30", "G9")
 def test_every_run_ends_once_while_web_processes_restart_and_agents_are_killed() -> None:
     withstand(SMALL)
