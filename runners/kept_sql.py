@@ -62,8 +62,8 @@ WHERE run_id = %(run)s AND attempt = %(attempt)s AND start = %(start)s
 """
 
 # May this driver store artifacts of this hold? It holds the run, or reported the end of this attempt not longer ago
-# than the window; who had the run taken away reported no end. Locks the attempt's row: reservations of one attempt come
-# one after the other, so that their sum is exact. 0 rows: superseded. Index: attempt_number.
+# than the window; who had the run taken away reported no end. Locks the attempt's row: reservations of one attempt
+# come one after the other, so that their sum is exact. 0 rows: superseded. Index: attempt_number.
 LOCK_KEEPER: Final = """
 SELECT t.number AS attempt, r.tenant_id FROM admission_attempt t JOIN admission_run r ON r.id = t.run_id
 WHERE t.run_id = %(run)s AND t.driver_kind = %(driver_kind)s AND t.driver_id = %(driver_id)s AND (
