@@ -57,11 +57,12 @@ def killed_again_and_again(
     lengths = [shortest + (longest - shortest) * n / (each - 1) for n in range(each)]
     image = ensure_python_image(adapter=DockerAdapter()) if fleet.executor == "docker" else ""
     submitted = [run for tenant in tenants for run in fleet.submit(tenant, lengths, image)]
-    for _ in range(3):
-        fleet.replica(wait=False)
-    living = list(fleet.members)
+    living = [fleet.replica(wait=False) for _ in range(3)]
     for _ in range(kills):
         time.sleep(every)
+        # Three that live, before one is killed: a busy machine boots longer than `every`, and nobody would be left.
+        for member in living:
+            fleet.until_living(member)
         victim = until(lambda: world.busiest(living), living[0].text)
         living.remove(victim)
         victim.kill()
@@ -164,6 +165,21 @@ def test_a_replica_paused_past_the_window_comes_back_as_another_and_stops_what_m
 @pytest.mark.rule("R12", "R8", "R2")
 def test_paused_past_the_window_as_delivered(make_fleet: Callable[..., Fleet]) -> None:
     paused_past_the_window(make_fleet(scale=1.0))
+
+
+@pytest.mark.rule("R2")
+def test_a_replica_whose_slots_are_all_taken_for_longer_than_the_window_goes_on_beating(
+    make_fleet: Callable[..., Fleet],
+) -> None:
+    fleet = make_fleet()
+    full = fleet.replica(slots=1)
+    runs = fleet.submit(ledger.make_tenant(), [600])
+    until(lambda: Run.objects.filter(pk__in=runs, state="running").exists(), full.text)
+    row = Replica.objects.get(name=full.name)
+    later = row.beat_at + timedelta(seconds=1.5 * FULL["replica_stale_seconds"] * fleet.scale)
+    until(lambda: Replica.objects.filter(pk=row.pk, beat_at__gt=later, declared_dead_at=None).exists(), full.text)
+    assert "replica.wedged" not in full.text()
+    assert Run.objects.filter(pk__in=runs, state="running", driver_id=row.pk).count() == 1
 
 
 def boot_together(fleet: Fleet, *, replicas: int, orphans: int) -> None:
