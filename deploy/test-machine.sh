@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Bring the machine to what the tests run against: Docker, PostgreSQL 15, Redis 7, PgBouncer, Chromium. Idempotent.
+# Bring the machine to what the tests run against: Docker, PostgreSQL 15, Redis 7, PgBouncer, HAProxy, Chromium. Idempotent.
 #
 # As root on Debian it installs what is missing, starting no service and making no cluster; otherwise it says what is
 # missing and fails. The tests start their own servers; nothing is skipped for want of one.
@@ -14,6 +14,7 @@ docker|docker.io
 /usr/lib/postgresql/15/bin/postgres|postgresql-15
 redis-server|redis-server
 pgbouncer|pgbouncer
+haproxy|haproxy
 chromium|chromium
 chromedriver|chromium-driver
 setpriv|util-linux

@@ -34,6 +34,9 @@ class Replica(models.Model):
     resumed_at = models.DateTimeField(
         null=True, blank=True, help_text="Its beats last came back then, after a third of the window or more."
     )
+    gap_from = models.DateTimeField(
+        null=True, blank=True, help_text="Its last beat before that; who was heard from then on disproves an outage."
+    )
     held_until = models.DateTimeField(
         null=True, blank=True, help_text="Silent, but perhaps by an outage: not declared dead before this; once."
     )

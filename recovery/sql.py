@@ -18,11 +18,13 @@ SELECT id, {BOUND_IDLE} FROM recovery_replica
 WHERE id = %(replica)s AND declared_dead_at IS NULL AND draining_at IS NULL FOR KEY SHARE
 """
 
-# T11. 0 rows: declared dead; final for this incarnation. A beat that comes after a gap notes when the gap ended: the
-# sign that the database may have been away (rule R13). It also ends a hold: who beats is not silent.
+# T11. 0 rows: declared dead; final for this incarnation. A beat that comes after a gap notes when the gap began and
+# ended: the sign that the database may have been away (rule R13). It also ends a hold: who beats is not silent.
 # Index: primary key.
 BEAT: Final = """
 UPDATE recovery_replica SET beat_at = statement_timestamp(),
+    gap_from = CASE WHEN beat_at < statement_timestamp() - make_interval(secs => %(gap_seconds)s)
+                    THEN beat_at ELSE gap_from END,
     resumed_at = CASE WHEN beat_at < statement_timestamp() - make_interval(secs => %(gap_seconds)s)
                       THEN statement_timestamp() ELSE resumed_at END,
     held_until = NULL, held_why = ''
@@ -36,7 +38,9 @@ RETURNING draining_at IS NOT NULL AS draining
 #  - dead: with what is known of each; `local`: a living replica on its machine can look at what it left.
 #  - silent: for how long those silent for nearly the window have been so, the not yet stale among them included.
 #  - witnessed: a living replica has beaten without a gap for the whole window, so the database was there all along.
-#  - resumed: a living replica's beats came back within the window, or our own have not come back yet.
+#  - resumed: a living replica's beats came back within the window, or our own have not come back yet, and nobody,
+#    alive or dead by now, was heard all through that gap. Who was heard all through it shows that the database was
+#    there and one replica was late: a busy machine would otherwise have everyone held again and again.
 #  - restarted: the server started within the window, or recovered from a crash (which keeps its start time, but
 #    resets its statistics).
 # No locks. Index: replica_beat (the table is small), run_driver, debt_due, run's primary key.
@@ -46,6 +50,14 @@ WITH clock AS (
 ),
 living AS (
     SELECT d.* FROM recovery_replica d, clock WHERE d.declared_dead_at IS NULL AND d.beat_at >= clock.since
+),
+gaps AS (
+    SELECT d.id, coalesce(d.gap_from, '-infinity') AS began, d.resumed_at AS ended FROM recovery_replica d, clock
+    WHERE d.declared_dead_at IS NULL AND d.resumed_at > clock.since
+    UNION ALL
+    SELECT d.id, d.beat_at, clock.at FROM recovery_replica d, clock
+    WHERE d.declared_dead_at IS NULL AND d.id = %(self)s
+      AND d.beat_at < clock.at - make_interval(secs => %(gap_seconds)s)
 )
 SELECT
     (SELECT coalesce(jsonb_agg(to_jsonb(found) ORDER BY found.id), '[]') FROM (
@@ -64,9 +76,9 @@ SELECT
             AND d.beat_at < clock.since + make_interval(secs => %(together_seconds)s)) AS silent,
     EXISTS (SELECT FROM living l, clock WHERE l.beat_at >= clock.at - make_interval(secs => %(gap_seconds)s)
             AND coalesce(l.resumed_at, l.started_at) <= clock.since) AS witnessed,
-    EXISTS (SELECT FROM recovery_replica d, clock WHERE d.declared_dead_at IS NULL AND (
-                d.resumed_at > clock.since
-                OR d.id = %(self)s AND d.beat_at < clock.at - make_interval(secs => %(gap_seconds)s))) AS resumed,
+    EXISTS (SELECT FROM gaps g WHERE NOT EXISTS (
+                SELECT FROM recovery_replica o WHERE o.id <> g.id AND coalesce(o.resumed_at, o.started_at) <= g.began
+                AND o.beat_at >= g.ended - make_interval(secs => %(gap_seconds)s))) AS resumed,
     greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))
         > (SELECT clock.since FROM clock) AS restarted,
     EXISTS (SELECT FROM recovery_replica d, clock WHERE d.declared_dead_at IS NULL AND d.id <> %(self)s

@@ -61,14 +61,14 @@ UPDATE runners_logchunk SET data = %(data)s
 WHERE run_id = %(run)s AND attempt = %(attempt)s AND start = %(start)s
 """
 
-# May this driver store artifacts of this hold? It holds the run, or was the last to hold this attempt and it ended not
-# longer ago than the window. Locks the attempt's row: reservations of one attempt come one after the other, so that
-# their sum is exact. 0 rows: superseded. Index: attempt_number.
+# May this driver store artifacts of this hold? It holds the run, or reported the end of this attempt not longer ago
+# than the window; who had the run taken away reported no end. Locks the attempt's row: reservations of one attempt
+# come one after the other, so that their sum is exact. 0 rows: superseded. Index: attempt_number.
 LOCK_KEEPER: Final = """
 SELECT t.number AS attempt, r.tenant_id FROM admission_attempt t JOIN admission_run r ON r.id = t.run_id
 WHERE t.run_id = %(run)s AND t.driver_kind = %(driver_kind)s AND t.driver_id = %(driver_id)s AND (
     (t.released_at IS NULL AND t.number = r.attempt AND r.epoch = %(epoch)s AND r.state IN ('admitted', 'running'))
-    OR (t.epoch = %(epoch)s
+    OR (t.epoch = %(epoch)s AND t.ending IN ('succeeded', 'failed', 'timed_out', 'cancelled')
         AND t.released_at > statement_timestamp() - make_interval(secs => %(window_seconds)s)))
 ORDER BY t.number DESC LIMIT 1
 FOR NO KEY UPDATE OF t

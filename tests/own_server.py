@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+from django.db import connection, connections
 
 from controlplane.embedded.postgres import ROLE_SETTINGS
 
@@ -88,3 +89,17 @@ def own_server() -> Iterator[OwnServer]:
     finally:
         server.stop()
         shutil.rmtree(place)
+
+
+@contextmanager
+def django_on(server: OwnServer) -> Iterator[None]:
+    """Django in this process uses that server meanwhile."""
+    connections.close_all()
+    known = connection.settings_dict
+    before = dict(known)
+    known.update(HOST="127.0.0.1", PORT=str(server.port), NAME=ROLE, USER=ROLE, PASSWORD="")
+    try:
+        yield
+    finally:
+        connections.close_all()
+        known.update(before)

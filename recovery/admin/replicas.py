@@ -104,7 +104,7 @@ class ReplicaAdmin(HoldNotice, ReadOnlyAdmin):
         ("host", "pid", "boot_id"),
         ("started", "draining_at", "drain_note"),
         ("incarnation", "declared_dead_at"),
-        ("held_until", "held_why", "resumed_at"),
+        ("held_until", "held_why", "gap_from", "resumed_at"),
     )
     empty_list_hint = "No replica beats. Start one: manage.py replica (or the whole fleet: manage.py up)."
 

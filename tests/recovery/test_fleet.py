@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +19,7 @@ from runners.agent.executors.docker_adapter import DockerAdapter
 from runners.agent.executors.images import ensure_python_image
 from tests import ledger
 from tests.fencing.world import until
-from tests.own_server import OwnServer, own_server
+from tests.own_server import OwnServer, django_on, own_server
 from tests.recovery import world
 from tests.recovery.world import FULL, SLACK_SECONDS, Fleet
 
@@ -218,21 +218,8 @@ def test_a_claimant_that_dies_in_the_middle_is_succeeded_and_the_rest_is_resumed
 @pytest.fixture
 def server(django_db_blocker: Any) -> Iterator[OwnServer]:
     """A PostgreSQL of this test's own, which Django uses meanwhile."""
-    with own_server() as made, django_db_blocker.unblock(), _django_on(made):
+    with own_server() as made, django_db_blocker.unblock(), django_on(made):
         yield made
-
-
-@contextmanager
-def _django_on(made: OwnServer) -> Iterator[None]:
-    connections.close_all()
-    known = connection.settings_dict
-    before = dict(known)
-    known.update(HOST="127.0.0.1", PORT=str(made.port), NAME="wharfinger", USER="wharfinger", PASSWORD="")
-    try:
-        yield
-    finally:
-        connections.close_all()
-        known.update(before)
 
 
 def outage(fleet: Fleet, server: OwnServer) -> None:
