@@ -15,6 +15,14 @@ DRAINS: Final = """(r.draining_at IS NOT NULL OR (r.spent_at IS NOT NULL AND NOT
            SELECT FROM admission_run h WHERE h.driver_kind = 'runner' AND h.driver_id = r.id
                AND h.state IN ('admitted', 'running'))))"""
 
+# Whose token has the hash `w.hash`: as the current one, or as the one before it. Two probes of two indexes: a join on
+# either of them would compare every runner with every hash.
+BY_HASH: Final = """
+    SELECT * FROM runners_runner n WHERE n.hash = w.hash AND n.revoked_at IS NULL
+    UNION ALL
+    SELECT * FROM runners_runner o
+    WHERE o.old_hash = w.hash AND o.old_until > statement_timestamp() AND o.revoked_at IS NULL"""
+
 # Who calls, and which of its runs it is asked to cancel: every answer carries them. One look-up by the tokens' hashes,
 # or by those of the tokens before them, while a rotation lets both open. No locks. A hash without a row: unknown,
 # outlived or revoked. Index: unique hash, unique old hash, run_driver.
@@ -28,9 +36,7 @@ SELECT w.hash, r.id, r.name, r.tenant_id, r.labels, r.trust_labels, r.executors,
        ARRAY(SELECT ARRAY[h.id, h.epoch] FROM admission_run h
              WHERE h.driver_kind = 'runner' AND h.driver_id = r.id AND h.state IN ('admitted', 'running')
                AND h.cancel_requested_at IS NOT NULL ORDER BY h.id) AS cancels
-FROM unnest(%(hashes)s::bytea[]) AS w(hash)
-JOIN runners_runner r ON r.hash = w.hash OR (r.old_hash = w.hash AND r.old_until > statement_timestamp())
-WHERE r.revoked_at IS NULL
+FROM unnest(%(hashes)s::bytea[]) AS w(hash) CROSS JOIN LATERAL ({BY_HASH}) r
 """
 
 # The new token arrived: the old one is dead from the next call on. Judged by the hash again: a rotation meanwhile
@@ -70,8 +76,7 @@ UPDATE runners_runner r SET contact_at = statement_timestamp() FROM due d WHERE 
 READ_CONCERNED: Final = f"""
 SELECT w.hash
 FROM unnest(%(hashes)s::bytea[], %(modes)s::text[]) AS w(hash, mode)
-LEFT JOIN runners_runner r ON r.revoked_at IS NULL
-    AND (r.hash = w.hash OR (r.old_hash = w.hash AND r.old_until > statement_timestamp()))
+LEFT JOIN LATERAL ({BY_HASH}) r ON true
 WHERE r.id IS NULL
    OR w.mode <> CASE WHEN {DRAINS} THEN 'draining' WHEN r.paused_at IS NOT NULL THEN 'paused'
                 ELSE 'active' END

@@ -13,7 +13,7 @@ from admission.drivers import Driver
 from admission.services.reaping import reap_refusing
 from admission.spec import BACKENDS
 from admission.sql import admitting as sql
-from controlplane.core.sql import one, rows
+from controlplane.core.sql import rows
 
 MOST_WANTED = 200
 
@@ -65,5 +65,4 @@ def _described(profile: Profile) -> dict[str, object]:
 
 
 def _anything_waits() -> bool:
-    row = one(sql.ANYTHING_WAITS)
-    return row is not None and bool(row["waits"])
+    return bool(rows(sql.READ_FAIR_ORDER, {"only_tenant": None, "page": 1, "offset": 0}))

@@ -53,12 +53,6 @@ CROSS JOIN LATERAL (
 ) found
 """
 
-# Whether any tenant has work and headroom. No locks. Index: counter_fair_order.
-ANYTHING_WAITS: Final = """
-SELECT EXISTS (SELECT FROM admission_counter c WHERE c.scope = 'tenant' AND c.backlog AND NOT c.paused
-               AND (c."limit" IS NULL OR c.in_flight < c."limit")) AS waits
-"""
-
 # Whether a quota stands, under the lock that excludes a first quota (T9) and a deletion. Those hold FOR UPDATE: their
 # tenant is left out, not waited for, so that it holds up nobody else's admission, and so that locking further tenants
 # after some runs can close no circle of waits.
