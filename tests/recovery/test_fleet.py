@@ -18,7 +18,6 @@ from recovery.models import RecoveryAction, RecoveryClaim, Replica
 from runners.agent.executors.docker_adapter import DockerAdapter
 from runners.agent.executors.images import ensure_python_image
 from tests import ledger
-from tests.fencing.world import until
 from tests.own_server import OwnServer, django_on, own_server
 from tests.recovery import world
 from tests.recovery.world import FULL, PATIENT_SECONDS, SLACK_SECONDS, Fleet, until
