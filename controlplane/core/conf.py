@@ -43,7 +43,7 @@ class ControlPlaneSettings:
     replica_stale_seconds: float = _doc(90.0, "Silence after which a replica's runs may be taken.")
     recovery_interval_seconds: float = _doc(60.0, "Between two reconciliation ticks; jitter of 0-500 ms is added.")
     recovery_claim_ttl_seconds: float = _doc(300.0, "A claimant of a dead replica is succeeded after this.")
-    recovery_batch_size: int = _doc(500, "Runs taken over in one transaction.")
+    recovery_batch_size: int = _doc(2000, "Runs taken over in one transaction.")
     recovery_log_retention_days: float = _doc(90.0, "What recovery did, and paid debts, are deleted after this.")
     permit_renew_seconds: float = _doc(600.0, "Between two renewals of a driver's permits.")
     permit_lapse_seconds: float = _doc(1800.0, "A permit not renewed for this long may be reaped.")

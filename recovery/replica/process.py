@@ -158,7 +158,7 @@ class ReplicaProcess:
         if os.getpid() != self._identity.pid:
             return  # a forked child does not live in its parent's place (rule L10)
         stale = conf().replica_stale_seconds
-        if self._driver.seconds_since_claim_tick() > stale / 2:
+        if self._driver.wedged_seconds() > stale / 2:
             # A wedged driver must not look alive: its runs could never be taken (rule R2).
             log.error("replica.wedged", extra={"replica": self._name})
             return

@@ -134,9 +134,9 @@ class Driver:
         """It was to take a number of runs, and has."""
         return self._most == 0
 
-    def seconds_since_claim_tick(self) -> float:
-        """A wedged driver does not look alive: its owner stops beating when this grows (rule R2)."""
-        return now() - self._claims.last_tick
+    def wedged_seconds(self) -> float:
+        """A wedged driver does not look alive: its owner stops beating as this grows (rule R2). A full one is well."""
+        return self._claims.overdue_seconds()
 
     def apply(self, key: RunKey, verdict: Verdict) -> None:
         """A verdict that came by another way than a heartbeat."""

@@ -23,7 +23,8 @@ class Loop:
 
     def __init__(self, name: str, tick: Callable[[], float], on_event: OnEvent, at_end: Callable[[], None]) -> None:
         self.name = name
-        self.last_tick = now()
+        # When its tick began, or is to begin.
+        self._due = now()
         self._tick = tick
         self._on_event = on_event
         self._at_end = at_end
@@ -39,7 +40,16 @@ class Loop:
 
     def wake(self) -> None:
         """Tick now instead of at the end of the wait."""
+        self._due = min(self._due, now())
         self._wake.set()
+
+    def overdue_seconds(self) -> float:
+        """For how long its tick has been under way, or should have begun.
+
+        A wait that the tick asked for does not count, however long: a driver whose slots are all taken has nothing to
+        claim for hours, and is well.
+        """
+        return max(0.0, now() - self._due)
 
     def stop(self) -> None:
         """End after the current tick; does not wait for it."""
@@ -54,13 +64,15 @@ class Loop:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._wake.wait(self._once())
+                wait = self._once()
+                self._due = now() + wait
+                self._wake.wait(wait)
                 self._wake.clear()
         finally:
             self._at_end()
 
     def _once(self) -> float:
-        self.last_tick = now()
+        self._due = now()
         try:
             wait = self._tick()
         except ControlUnavailable as error:

@@ -111,11 +111,12 @@ def assert_quotas_held(world: World) -> list[int]:
 
 
 def assert_nothing_is_left(world: World) -> None:
-    """No permit, no process of a run; whoever ended took with it what it executed."""
+    """No permit, no process and no container of a run; whoever ended took with it what it executed."""
     ledger.assert_conserved()
     assert not Permit.objects.exists()
     mark = world.mark.encode()
     alive = partial(_running, mark)
+    assert world.containers() == {}
     until(lambda: not alive(), lambda: f"still executed: {alive()}")
 
 

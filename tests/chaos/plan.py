@@ -7,6 +7,7 @@ from dataclasses import dataclass
 FULL = {
     "runner_lease_seconds": 120.0,
     "runner_heartbeat_seconds": 30.0,
+    "runner_poll_seconds": 60.0,
     "start_deadline_seconds": 60.0,
     "pull_seconds": 900.0,
     "claim_replay_seconds": 600.0,

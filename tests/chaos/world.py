@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from controlplane.core.audit import SYSTEM
 from controlplane.up import children
 from controlplane.up.options import Options
 from leadership.models import Lease
+from runners.agent.executors.docker_adapter import DockerAdapter
 from runners.cli.config import load_config
 from runners.services.enrolment import issue_enrolment_token
 from tests import ledger
@@ -118,6 +120,21 @@ class World:
     def end(self) -> None:
         for one in reversed(self.processes):
             one.end()
+        # Killed agents leave their containers to their next life, which there is none of.
+        if left := self.containers():
+            subprocess.run(["docker", "rm", "-f", *left], check=True, stdout=subprocess.DEVNULL)
+
+    def containers(self) -> dict[str, str]:
+        """Of the agent with Docker, in any state."""
+        # Without an identity it has made nothing yet, and nothing may be looked for by an empty one.
+        identity = self.identity(self.agents[-1]) if len(self.agents) > self.plan.agents else ""
+        if not identity:
+            return {}
+        adapter = DockerAdapter()
+        try:
+            return adapter.list_ids({"wharfinger.driver": identity})
+        finally:
+            adapter.close()
 
     def identity(self, agent: Agent) -> str:
         """By which what it makes is found on this machine."""

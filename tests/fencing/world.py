@@ -42,6 +42,8 @@ WINDOWS = {
     "sweep_interval_seconds": 0.5,
 }
 PATIENCE_SECONDS = 60.0
+BOOT_SECONDS = 150.0
+"""A machine with ten other loads needs more than a minute to start a replica."""
 
 
 def control_plane(fence: str, scale: float = 1.0) -> dict[str, Any]:
@@ -177,7 +179,8 @@ class Fleet:
         made = {**environment(self.fence, url, self.executor, self.scratch, self.scale), **env}
         victim = start_process(["manage.py", "replica", "--id", name], made, self.directory / f"{name}.log", link)
         self._ends.append(victim.end)
-        row = until(lambda: victim.alive() and Replica.objects.filter(name=name).first(), victim.text)
+        found = Replica.objects.filter(name=name)
+        row = until(lambda: victim.alive() and found.first(), victim.text, BOOT_SECONDS)
         return victim, row
 
     def link(self, host: str, port: int) -> Link:

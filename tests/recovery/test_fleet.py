@@ -18,15 +18,16 @@ from recovery.models import RecoveryAction, RecoveryClaim, Replica
 from runners.agent.executors.docker_adapter import DockerAdapter
 from runners.agent.executors.images import ensure_python_image
 from tests import ledger
-from tests.fencing.world import until
 from tests.own_server import OwnServer, django_on, own_server
 from tests.recovery import world
-from tests.recovery.world import FULL, SLACK_SECONDS, Fleet
+from tests.recovery.world import FULL, PATIENT_SECONDS, SLACK_SECONDS, Fleet, until
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.xdist_group("recovery")]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.xdist_group("recovery"),
+    pytest.mark.timeout(900),  # each wait is bounded by itself, with the patience that a busy machine needs
+]
 soak = pytest.mark.soak
-BOOT_SECONDS = 180.0
-"""A machine with ten other loads needs more than a minute to start three replicas at once."""
 
 
 @pytest.fixture
@@ -37,17 +38,17 @@ def make_fleet(database_url: str) -> Iterator[Callable[..., Fleet]]:
 
 def patience(scale: float) -> float:
     """Longer than every bound of recovery together."""
-    return 20 + 4 * FULL["replica_stale_seconds"] * scale
+    return PATIENT_SECONDS + 4 * FULL["replica_stale_seconds"] * scale
 
 
 def bound(scale: float) -> float:
-    """From a death to its last orphan: stale, about 60 s, a tick, and what a busy machine adds."""
+    """From a death to its last orphan: stale, about 60 s, a tick."""
     stale, tick = FULL["replica_stale_seconds"], FULL["recovery_interval_seconds"]
-    return (stale + 2 * tick) * scale + SLACK_SECONDS
+    return (stale + 2 * tick) * scale
 
 
 def killed_again_and_again(
-    fleet: Fleet, *, runs: int, seconds: tuple[float, float], every: float, kills: int
+    fleet: Fleet, *, runs: int, seconds: tuple[float, float], every: float, kills: int, slack: float
 ) -> dict[str, Any]:
     """Three replicas, one killed every so often and a new one in its place, under load; what was seen."""
     tenants = [ledger.make_tenant(6), ledger.make_tenant(4), ledger.make_tenant()]
@@ -56,12 +57,13 @@ def killed_again_and_again(
     lengths = [shortest + (longest - shortest) * n / (each - 1) for n in range(each)]
     image = ensure_python_image(adapter=DockerAdapter()) if fleet.executor == "docker" else ""
     submitted = [run for tenant in tenants for run in fleet.submit(tenant, lengths, image)]
-    for _ in range(3):
-        fleet.replica(wait=False)
-    living = list(fleet.members)
+    living = [fleet.replica(wait=False) for _ in range(3)]
     for _ in range(kills):
         time.sleep(every)
-        victim = until(lambda: world.busiest(living), living[0].text, BOOT_SECONDS)
+        # Three that live, before one is killed: a busy machine boots longer than `every`, and nobody would be left.
+        for member in living:
+            fleet.until_living(member)
+        victim = until(lambda: world.busiest(living), living[0].text)
         living.remove(victim)
         victim.kill()
         living.append(fleet.replica(wait=False))
@@ -82,7 +84,8 @@ def killed_again_and_again(
     # A hold (rule R13) may come in between where beats were held up; each is of one window, and in the figures.
     held = set(RecoveryAction.objects.filter(outcome="deferred", run_id=None).values_list("replica_name", flat=True))
     window = FULL["replica_stale_seconds"] * fleet.scale
-    assert all(s <= bound(fleet.scale) + (window if name in held else 0) for name, s in after.items()), (after, held)
+    most = bound(fleet.scale) + slack
+    assert all(s <= most + (window if name in held else 0) for name, s in after.items()), (after, held)
     return {
         "runs": len(submitted),
         "kills": len(killed),
@@ -90,7 +93,7 @@ def killed_again_and_again(
         "attempts": Attempt.objects.filter(run__in=submitted).count(),
         "peaks": peaks,
         "settled_after": [round(s, 1) for s in sorted(after.values())],
-        "bound": bound(fleet.scale),
+        "bound": round(most, 1),
         "held": len(held),
     }
 
@@ -99,18 +102,22 @@ def killed_again_and_again(
 def test_replicas_are_killed_one_after_the_other_and_every_run_ends_exactly_once(
     make_fleet: Callable[..., Fleet],
 ) -> None:
-    print(json.dumps(killed_again_and_again(make_fleet(), runs=36, seconds=(2, 5), every=1, kills=2)))
+    # Longer windows than the others: here no living replica may ever be late by a whole one.
+    fleet = make_fleet(scale=0.08)
+    seen = killed_again_and_again(fleet, runs=36, seconds=(2, 5), every=1, kills=2, slack=PATIENT_SECONDS)
+    print(json.dumps(seen))
 
 
 @soak
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 @pytest.mark.rule("R5", "R6", "R7", "R8", "R9", "A4", "A30", "G8")
 @pytest.mark.parametrize("executor", ["process", "docker"])
 def test_one_of_three_replicas_is_killed_every_fifteen_seconds_for_three_minutes(
     make_fleet: Callable[..., Fleet], executor: str
 ) -> None:
     fleet = make_fleet(executor=executor, scale=0.4)
-    print(json.dumps(killed_again_and_again(fleet, runs=200, seconds=(5, 20), every=15, kills=12)))
+    seen = killed_again_and_again(fleet, runs=200, seconds=(5, 20), every=15, kills=12, slack=SLACK_SECONDS)
+    print(json.dumps(seen))
 
 
 def paused_past_the_window(fleet: Fleet) -> None:
@@ -154,10 +161,25 @@ def test_a_replica_paused_past_the_window_comes_back_as_another_and_stops_what_m
 
 
 @soak
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.rule("R12", "R8", "R2")
 def test_paused_past_the_window_as_delivered(make_fleet: Callable[..., Fleet]) -> None:
     paused_past_the_window(make_fleet(scale=1.0))
+
+
+@pytest.mark.rule("R2")
+def test_a_replica_whose_slots_are_all_taken_for_longer_than_the_window_goes_on_beating(
+    make_fleet: Callable[..., Fleet],
+) -> None:
+    fleet = make_fleet()
+    full = fleet.replica(slots=1)
+    runs = fleet.submit(ledger.make_tenant(), [600])
+    until(lambda: Run.objects.filter(pk__in=runs, state="running").exists(), full.text)
+    row = Replica.objects.get(name=full.name)
+    later = row.beat_at + timedelta(seconds=1.5 * FULL["replica_stale_seconds"] * fleet.scale)
+    until(lambda: Replica.objects.filter(pk=row.pk, beat_at__gt=later, declared_dead_at=None).exists(), full.text)
+    assert "replica.wedged" not in full.text()
+    assert Run.objects.filter(pk__in=runs, state="running", driver_id=row.pk).count() == 1
 
 
 def boot_together(fleet: Fleet, *, replicas: int, orphans: int) -> None:
@@ -192,24 +214,25 @@ def test_replicas_that_boot_in_the_same_instant_claim_each_run_of_a_dead_one_onc
 def test_a_claimant_that_dies_in_the_middle_is_succeeded_and_the_rest_is_resumed(
     make_fleet: Callable[..., Fleet],
 ) -> None:
-    fleet = make_fleet()
+    fleet, ttl = make_fleet(), 8.0
     tenant = ledger.make_tenant()
     witness = ledger.make_replica(name="witness", machine="elsewhere")
     Replica.objects.filter(pk=witness.pk).update(started_at=timezone.now() - timedelta(hours=1))
     with ledger.Background(lambda: Replica.objects.filter(pk=witness.pk).update(beat_at=timezone.now()), every=0.1):
-        members = [fleet.replica(slots=1, CONTROLPLANE_RECOVERY_BATCH_SIZE="2") for _ in range(2)]
+        few = {"CONTROLPLANE_RECOVERY_BATCH_SIZE": "2", "CONTROLPLANE_RECOVERY_CLAIM_TTL_SECONDS": str(ttl)}
+        members = [fleet.replica(slots=1, **few) for _ in range(2)]
         dead, runs = world.dead_replica(tenant, 400)
         noted = RecoveryAction.objects.filter(replica_name=dead.name, outcome="requeued")
-        first_name = until(lambda: noted.values_list("by", flat=True).first(), members[0].text, BOOT_SECONDS)
+        first_name = until(lambda: noted.values_list("by", flat=True).first(), members[0].text)
         first, second = sorted(members, key=lambda m: m.name != first_name)
         first.kill()
         assert noted.count() < len(runs), "it died in the middle"
         assert RecoveryClaim.objects.filter(replica=dead).exists(), "its claim stands"
-        until(lambda: not Replica.objects.filter(pk=dead.pk).exists(), second.text, BOOT_SECONDS)
-    ttl, tick = FULL["recovery_claim_ttl_seconds"], FULL["recovery_interval_seconds"]
+        until(lambda: not Replica.objects.filter(pk=dead.pk).exists(), second.text)
+    tick = FULL["recovery_interval_seconds"] * fleet.scale
     succeeded = noted.filter(by=second.name).earliest("at").at.timestamp() - first.killed_at
-    print(json.dumps({"succeeded_after": round(succeeded, 1), "ttl": ttl * fleet.scale, "tick": tick * fleet.scale}))
-    assert succeeded <= (ttl + 2 * tick) * fleet.scale + SLACK_SECONDS
+    print(json.dumps({"succeeded_after": round(succeeded, 1), "ttl": ttl, "tick": tick}))
+    assert succeeded <= ttl + 2 * tick + PATIENT_SECONDS
     actions = RecoveryAction.objects.filter(replica_name=dead.name, run_id__isnull=False)
     assert sorted(actions.values_list("run_id", flat=True)) == sorted(runs), "each once, none lost"
     assert set(actions.values_list("by", flat=True)) == {first.name, second.name}
@@ -247,7 +270,7 @@ def outage(fleet: Fleet, server: OwnServer) -> None:
     def taken() -> bool:
         return RecoveryAction.objects.filter(outcome="requeued").count() == len(theirs)
 
-    until(taken, fleet.members[0].text, stale + 2 * tick + 20)
+    until(taken, fleet.members[0].text, stale + 2 * tick + PATIENT_SECONDS)
     waited = RecoveryAction.objects.filter(outcome="requeued").earliest("at").at.timestamp() - back
     assert waited >= stale * 0.9, "it was held for a window"
     deferred = RecoveryAction.objects.filter(outcome="deferred", run_id=None)
@@ -266,12 +289,12 @@ def outage(fleet: Fleet, server: OwnServer) -> None:
 def test_the_database_is_away_for_twice_the_window_and_no_living_replica_loses_a_run(
     server: OwnServer,
 ) -> None:
-    with Fleet(scale=0.05) as fleet:
+    with Fleet(scale=0.07) as fleet:
         outage(fleet, server)
 
 
 @soak
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.rule("R13", "R2", "R4", "R16")
 def test_the_database_is_away_for_twice_the_window_as_delivered(server: OwnServer) -> None:
     with Fleet(scale=1.0) as fleet:

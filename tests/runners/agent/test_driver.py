@@ -173,6 +173,27 @@ def test_a_run_from_claim_to_result(bench: Bench) -> None:
     assert order == ["claimed", "accepted", "running", "ended", "settled"]
 
 
+@pytest.mark.rule("R2")
+def test_a_driver_whose_slots_are_all_taken_is_not_wedged_and_one_whose_claim_never_returns_is(bench: Bench) -> None:
+    driver = bench.drive(runs=1, slots=1)
+    bench.running()
+    for _ in range(10):  # nothing to claim: its claims rest until a slot is freed
+        time.sleep(0.05)
+        assert driver.wedged_seconds() == 0
+    answer = threading.Event()
+    claim = bench.control.claim
+
+    def never(*given: Any) -> Any:
+        assert answer.wait(30)
+        return claim(*given)
+
+    bench.control.claim = never  # type: ignore[method-assign]
+    bench.executor.made[1].end()
+    eventually(lambda: driver.wedged_seconds() > 0.3)
+    answer.set()
+    eventually(lambda: driver.wedged_seconds() < 0.1)
+
+
 def test_never_claims_more_than_its_slots(bench: Bench) -> None:
     driver = bench.drive(runs=10, slots=3)
     eventually(lambda: len(bench.executor.made) == 3)
