@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import io
-import queue
 import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 SMALL_BYTES = 1 << 20
 _UNPREFIXED = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}
+
+
+class LengthRequired(Exception):
+    """A large body must say its length: the application reads as many bytes as that."""
+
+
+async def _small(protocol: Any) -> bytes:
+    data = b""
+    async for piece in protocol:
+        data += piece
+        if len(data) > SMALL_BYTES:
+            raise LengthRequired
+    return data
 
 
 class BodyReader(io.RawIOBase):
@@ -43,49 +54,6 @@ class BodyReader(io.RawIOBase):
         return await anext(self._pieces, None)
 
 
-class Threads:
-    """Threads that serve one request each; leaner than an executor, whose futures cost as much as a small request."""
-
-    def __init__(self, count: int) -> None:
-        self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._count = count
-
-    def start(self) -> None:
-        """Begin. Daemon threads: a request that never ends must not keep a stopped server alive."""
-        for number in range(self._count):
-            threading.Thread(target=self._serve, name=f"web-{number}", daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            self._waiting.get()()
-
-    async def run(self, work: Callable[[], None]) -> None:
-        """Until a thread has done it."""
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-
-        def call() -> None:
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001 - handed to who waits for it; the thread serves the next
-                loop.call_soon_threadsafe(_fail, done, error)
-            else:
-                loop.call_soon_threadsafe(_finish, done)
-
-        self._waiting.put(call)
-        await done
-
-
-def _finish(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)
-
-
-def _fail(done: asyncio.Future[None], error: BaseException) -> None:
-    if not done.done():
-        done.set_exception(error)
-
-
 class Bridge:
     """Serves requests of granian's interface by a WSGI application."""
 
@@ -93,10 +61,14 @@ class Bridge:
         self._application = application
 
     async def receive(self, scope: Any, protocol: Any) -> bytes | None:
-        """The body of a request that announces a small one; null: it is to be read piece by piece."""
+        """The body of a request that announces a small one; null: it is to be read piece by piece.
+
+        Raises:
+            LengthRequired: it does not say how long it is, and is not small.
+        """
         length = scope.headers.get("content-length")
         if length is None:
-            return None if "transfer-encoding" in scope.headers or scope.http_version == "2" else b""
+            return await _small(protocol) if "transfer-encoding" in scope.headers or scope.http_version == "2" else b""
         if not length.isdigit() or int(length) > SMALL_BYTES:
             return None
         return bytes(await protocol()) if length != "0" else b""
@@ -109,7 +81,11 @@ class Bridge:
         def start_response(status: str, headers: list[tuple[str, str]], _error: Any = None) -> None:
             started[:] = [int(status[:3]), [(name.lower(), value) for name, value in headers]]
 
-        answer = self._application(environ(scope, stream), start_response)
+        request = environ(scope, stream)
+        if body:
+            # Django reads as much as this says; a body in chunks does not say it.
+            request["CONTENT_LENGTH"] = str(len(body))
+        answer = self._application(request, start_response)
         try:
             if getattr(answer, "streaming", False):
                 self._stream(loop, protocol, started, answer)

@@ -15,8 +15,9 @@ import signal
 import sys
 from typing import Any
 
-from controlplane.bridge import Bridge, Threads
+from controlplane.bridge import Bridge, LengthRequired
 from controlplane.core.conf import conf
+from controlplane.core.threads import Threads
 from controlplane.core.wakeups import Listener, hear_here
 from controlplane.wsgi import application as wsgi_application
 from runners.api.longpoll import PATH, ClaimsEndpoint
@@ -33,7 +34,7 @@ class Application:
     """What granian serves: `granian --interface rsgi controlplane.rsgi:application`."""
 
     def __init__(self) -> None:
-        self._threads = Threads(conf().web_threads)
+        self._threads = Threads(conf().web_threads, "web")
         self._bridge = Bridge(wsgi_application)
         self._claims: ClaimsEndpoint | None = None
         self._listener: Listener | None = None
@@ -41,7 +42,6 @@ class Application:
     def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Called by each worker before it serves."""
         raise_file_limit()
-        self._threads.start()
         sys.setswitchinterval(SWITCH_SECONDS)
         loop.run_until_complete(self._open())
         on_stop(loop, self._close)
@@ -55,7 +55,11 @@ class Application:
             await self._claims.serve(scope, protocol)
             return
         loop = asyncio.get_running_loop()
-        body = await self._bridge.receive(scope, protocol)
+        try:
+            body = await self._bridge.receive(scope, protocol)
+        except LengthRequired:
+            protocol.response_str(411, [("content-type", "text/plain")], "Say the length of the body.\n")
+            return
         await self._threads.run(lambda: self._bridge.serve(loop, scope, protocol, body))
 
     async def _open(self) -> None:

@@ -22,7 +22,7 @@ from admission.states import Scope
 from controlplane.core.audit import Actor
 from controlplane.core.conf import conf
 from controlplane.core.errors import IdempotencyMismatch, InvalidInput, NotFound, TryLater, field_errors
-from controlplane.core.sql import execute, one, rows
+from controlplane.core.sql import Row, execute, one, rows
 from controlplane.core.wakeups import announce
 
 MAX_RUNS = 1000
@@ -249,9 +249,13 @@ def _insert(
     keyless = iter([r["id"] for r in inserted if r["idempotency_key"] is None])
     created = {r["idempotency_key"]: r["id"] for r in inserted if r["idempotency_key"] is not None}
     asked = [item.key for item in items if item.key is not None and item.key not in created]
-    existing = {r["idempotency_key"]: r for r in rows(sql.READ_BY_KEY, {"tenant_id": tenant.pk, "keys": asked})}
+    existing = {r["idempotency_key"]: r for r in _by_key(tenant, asked)}
     for item in items:
         results[item.position] = _answer(item, created, existing, keyless)
+
+
+def _by_key(tenant: Tenant, keys: Sequence[str]) -> list[Row]:
+    return rows(sql.READ_BY_KEY, {"tenant_id": tenant.pk, "keys": list(keys)}) if keys else []
 
 
 def _without_twins(items: Sequence[_Item]) -> list[_Item]:

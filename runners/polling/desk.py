@@ -11,7 +11,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 
 from admission.engine import Envelope
 from controlplane.core.errors import Conflict, DomainError, TryLater
+from controlplane.core.threads import Threads
 from runners.polling.sharing import Wish, share
 from runners.services.claims import Claimed, claim_with_secrets
 from runners.services.fleet import RunnerIdentity, refuse_unfenced, runner_driver
@@ -98,7 +98,7 @@ class Desk:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(THREADS, "polls")
+        self._threads = Threads(THREADS, "polls")
         self._arrived: list[_Poll] = []
         self._parked: dict[_Poll, None] = {}
         self._open: dict[bytes, list[_Poll]] = {}
@@ -213,7 +213,6 @@ class Desk:
                 await asyncio.sleep(OUTAGE_SECONDS)
                 continue
             took = time.monotonic() - began
-        self._threads.shutdown(wait=False)
 
     async def _until_due(self, took: float) -> None:
         """Until something is wanted, or it is time to look in any case; a slow look is followed by a pause as long."""
@@ -349,7 +348,7 @@ class Desk:
         task.add_done_callback(self._tasks.discard)
 
     async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
-        return await self._loop.run_in_executor(self._threads, _with_connection, call, *arguments)
+        return await self._threads.run(lambda: _with_connection(call, *arguments))
 
 
 def _with_connection(call: Callable[..., T], *arguments: object) -> T:
