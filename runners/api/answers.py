@@ -20,7 +20,7 @@ def intervals(runner: RunnerIdentity) -> dict[str, Any]:
     return {
         "heartbeat_seconds": conf().runner_heartbeat_seconds,
         "poll_seconds": POLL_SECONDS,
-        "wait_seconds": conf().runner_poll_seconds,
+        "wait_seconds": conf().longest_poll_seconds,
         "fence_seconds": runner_fence_seconds(),
         "mode": runner.mode,
         "cancel": [{"run": run, "epoch": epoch} for run, epoch in runner.cancels],

@@ -62,7 +62,7 @@ class ClaimsEndpoint:
     async def _answer(self, headers: Mapping[str, str], protocol: Any, request_id: str) -> Answer:
         try:
             asked, body = await self._read(headers, protocol)
-            wait = min(body.wait_seconds, conf().runner_poll_seconds)
+            wait = min(body.wait_seconds, conf().longest_poll_seconds)
             return _of(await self.desk.poll(asked, wait, body.fence_seconds), wait)
         except TokenDead:
             return _problem(token_dead(), request_id)
