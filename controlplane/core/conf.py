@@ -51,7 +51,7 @@ class ControlPlaneSettings:
     unstarted_limit: int = _doc(5, "Unstarted admissions in a row that burn one attempt.")
     runner_lease_seconds: float = _doc(120.0, "A silent runner's runs may be taken after this.")
     runner_heartbeat_seconds: float = _doc(30.0, "Heartbeat interval told to runners.")
-    runner_poll_seconds: float = _doc(60.0, "A claim that waits is held for this long, or half a lease, at most.")
+    runner_poll_seconds: float = _doc(60.0, "A waiting claim is held for this long, or half a lease, at most.")
     web_threads: int = _doc(8, "Requests that one web process serves at once; claims that wait are not counted.")
     pull_seconds: float = _doc(900.0, "From admission to accepted start at most, while an image pull is reported.")
     token_overlap_seconds: float = _doc(86_400.0, "A rotated runner's old token opens for so long, or until the new.")
