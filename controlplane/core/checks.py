@@ -81,10 +81,7 @@ def _ranges(c: ControlPlaneSettings) -> list[Relation]:
         (
             "E034",
             0 < c.runner_poll_seconds <= 60.0 and c.web_threads >= 1,
-            (
-                "CONTROLPLANE_RUNNER_POLL_SECONDS must be above 0 and at most 60, and CONTROLPLANE_WEB_THREADS must be "
-                "at least 1"
-            ),
+            ("CONTROLPLANE_RUNNER_POLL_SECONDS must be above 0 and at most 60, CONTROLPLANE_WEB_THREADS at least 1"),
         ),
         (
             "E031",
