@@ -21,14 +21,16 @@ def test_up_down_and_back_again(instance: Instance, observer: Observer) -> None:
         suspended = slow.wait_for("suspended")
         eventually(lambda c=suspended["container"]: instance.containers() == {c: "created"})
         old.append(slow)
-    newest = instance.launcher(2, 3)
+    again, newest = instance.launcher(2, 3), instance.launcher(2, 3)
     for launcher in old:
         launcher.signal(signal.SIGCONT)
-    ends = [launcher.wait_for("ended") for launcher in old[:-1]]
-    assert {end["reason"] for end in ends} == {"lost"}
-    old[-1].wait_for("made")
-    newest.run(9)
-    newest.wait_for("made")
+    for launcher in old[:-1]:
+        assert launcher.wait_for("ended")["reason"] == "lost"
+    old[-1].do(do="cancel", run=len(tiers))
+    old[-1].wait_for("done")
+    for number, launcher in enumerate((again, newest), 10):
+        launcher.run(number)
+        launcher.wait_for("made")
     assert instance.running() == 2
     assert instance.holders() == 2
     assert {one.generation for one in instance.snapshot().holders} == {3}
