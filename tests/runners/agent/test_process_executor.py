@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -21,6 +22,9 @@ from runners.agent.executors.processes import identity, is_running
 from tests.runners.agent.conftest import LABELS, assignment, eventually, execute
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("scratch")]
+
+WORKER = uuid4().hex
+"""In every mark: another worker may run the other form of a test at the same time, and its processes are not ours."""
 
 FORK_BOMB = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
 
@@ -88,18 +92,18 @@ def test_memory_bomb(executor: ProcessExecutor) -> None:
 
 
 def test_fork_bomb_is_contained(executor: ProcessExecutor, scratch: Path) -> None:
-    most = 0
-    given = assignment(python(FORK_BOMB), env={"MARK": "fork-bomb"}, resources={"pids": 30})
+    most, mark = 0, f"fork-bomb-{WORKER}"
+    given = assignment(python(FORK_BOMB), env={"MARK": mark}, resources={"pids": 30})
     execution = executor.start(given, lambda data: None, LABELS)
     until = time.monotonic() + 2
     while time.monotonic() < until:
-        most = max(most, len(processes_with("fork-bomb")))
+        most = max(most, len(processes_with(mark)))
         time.sleep(0.2)
     execution.stop("timeout")
     assert execution.wait(None).reason == "timeout"
     execution.remove()
     assert 1 < most <= 30
-    assert nothing_left(scratch, "fork-bomb")
+    assert nothing_left(scratch, mark)
 
 
 def test_escape_by_setsid_is_killed(executor: ProcessExecutor, scratch: Path) -> None:
@@ -111,9 +115,9 @@ for depth in range(3):
     os.setsid()
 time.sleep(600)
 """
-    end, _ = execute(executor, assignment(python(code), env={"MARK": "escape"}))
+    end, _ = execute(executor, assignment(python(code), env={"MARK": f"escape-{WORKER}"}))
     assert end.code == 0
-    assert nothing_left(scratch, "escape")
+    assert nothing_left(scratch, f"escape-{WORKER}")
 
 
 def test_output_flood_is_complete(executor: ProcessExecutor) -> None:
@@ -217,12 +221,14 @@ def test_driver_killed_leaves_nothing(kind: str, how: str, scratch: Path) -> Non
 
 
 def test_shim_killed_is_lost_and_cleared(executor: ProcessExecutor, scratch: Path) -> None:
-    execution = executor.start(assignment(["sleep", "600"], env={"MARK": "shimless"}), lambda data: None, LABELS)
-    eventually(lambda: processes_with("shimless"))
+    execution = executor.start(
+        assignment(["sleep", "600"], env={"MARK": f"shimless-{WORKER}"}), lambda data: None, LABELS
+    )
+    eventually(lambda: processes_with(f"shimless-{WORKER}"))
     execution._shim.kill()
     assert execution.wait(None).reason == "lost"
     execution.remove()
-    assert nothing_left(scratch, "shimless")
+    assert nothing_left(scratch, f"shimless-{WORKER}")
 
 
 def test_backstop_of_a_suspended_driver(executor: ProcessExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,19 +240,21 @@ def test_backstop_of_a_suspended_driver(executor: ProcessExecutor, monkeypatch: 
 
 def test_sweep_clears_what_a_dead_driver_and_a_dead_shim_left(scratch: Path) -> None:
     executor = ProcessExecutor()
-    execution = executor.start(assignment(["sleep", "600"], env={"MARK": "swept"}), lambda data: None, LABELS)
-    eventually(lambda: processes_with("swept"))
+    execution = executor.start(
+        assignment(["sleep", "600"], env={"MARK": f"swept-{WORKER}"}), lambda data: None, LABELS
+    )
+    eventually(lambda: processes_with(f"swept-{WORKER}"))
     assert executor.sweep(LABELS) == 0, "its driver lives"
     record = next(scratch.glob("*.json"))
     content = json.loads(record.read_text())
-    assert "swept" not in record.read_text(), "no environment in the record"
+    assert f"swept-{WORKER}" not in record.read_text(), "no environment in the record"
     execution._shim.kill()
     execution._shim.wait()
     record.write_text(json.dumps({**content, "driver": content["driver"] + "0"}))
     assert executor.sweep({**LABELS, "other": "x"}) == 0
     assert executor.sweep(LABELS) == 1
     execution.remove()
-    assert nothing_left(scratch, "swept")
+    assert nothing_left(scratch, f"swept-{WORKER}")
 
 
 def test_a_base_that_others_may_write_is_refused(scratch: Path) -> None:
@@ -297,7 +305,7 @@ for code, spec in [
     (FORK_BOMB, {"resources": {"pids": 20}}),
     ("open('big', 'wb').write(bytes(3 << 20))", {"resources": {"disk_mib": 2}}),
 ]:
-    end, output = execute(executor, assignment(python(code), env={"MARK": "ordinary"}, **spec), seconds=2)
+    end, output = execute(executor, assignment(python(code), env={"MARK": f"ordinary-{WORKER}"}, **spec), seconds=2)
     said.append([end.code, end.reason, output.decode()[-30:]])
 print(json.dumps(said))
 """
@@ -323,4 +331,4 @@ def test_as_an_ordinary_user(scratch: Path) -> None:
     assert memory[:2] == ([137, "oom"] if facts["memory_bounds"] == "tree" else [1, ""])
     assert forks[1] == "timeout"
     assert disk[0] != 0
-    assert nothing_left(scratch, "ordinary")
+    assert nothing_left(scratch, f"ordinary-{WORKER}")
