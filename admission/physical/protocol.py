@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -78,7 +77,6 @@ class PhysicalSlots:
         hold_seconds: float = HOLD_SECONDS,
     ) -> None:
         self.entitlement = entitlement
-        self.released = threading.Condition()
         self._server = server
         self._keys = Keys.of(entitlement.instance).all
         self._scripts = load(hold_seconds)
@@ -149,11 +147,7 @@ class PhysicalSlots:
         listing of the token's label in all states, made after the fence, was empty.
         """
         answer = self._ungated("free", _field(token), "-" if container_id is None else _container(container_id))
-        outcome = Freed(answer[0])
-        if outcome is Freed.FREED:
-            with self.released:
-                self.released.notify_all()
-        return Free(outcome, _reason(answer))
+        return Free(Freed(answer[0]), _reason(answer))
 
     def wait_on(self, token: str, owner: str, run: str = "") -> None:
         """Note the token as waiting, for the metric; `acquire` does so by itself when it answers WAIT."""
