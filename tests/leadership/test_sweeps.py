@@ -20,7 +20,6 @@ from admission.services.runs import HoldVerdict, renew_runs
 from admission.services.sampling import sample
 from admission.services.sweeps import end_pauses, pass_runner_leases
 from admission.services.tenants import pause_tenant
-from admission.sql import sweeping
 from admission.states import Scope
 from controlplane.core.audit import SYSTEM
 from controlplane.core.models import AuditEntry, Hold, Sample
@@ -167,14 +166,6 @@ def test_a_silence_that_goes_on_is_one_outage_and_a_new_sign_makes_the_next_one_
     assert not held("y", gap=10, length=60, sign=timezone.now())
     assert held("z", gap=10, length=60), "a pass that never ran knows nothing"
     assert not clear("never", gap=10)
-
-
-def test_the_scan_for_lapsed_permits_uses_the_index(make_tenant: Any, connect: Connect) -> None:
-    observer = connect()
-    observer.execute("SET enable_seqscan = off")
-    query = "EXPLAIN " + sweeping.READ_LAPSED_RUN_PERMITS
-    plan = "\n".join(row[0] for row in observer.execute(query, {"lapse": 1800, "limit": 10}).fetchall())
-    assert "permit_renewed" in plan
 
 
 # -- runners' leases, pauses ------------------------------------------------------------------------------------------
