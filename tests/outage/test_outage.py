@@ -1,0 +1,186 @@
+"""The server, or its database, is away for ten minutes: results and logs come afterwards, whole (rules Q6, Q12).
+
+Everything is real: the web process as deployed behind HAProxy, PostgreSQL behind PgBouncer, the sweeps, three agents.
+What runs when the server goes ends without it. Two agents are killed by -9 meanwhile and started again: what they had
+reached is on their disks; what one of them still executed is given back, and is the only run with a second attempt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.db.models.functions import Now
+
+from admission.models import Run
+from runners.services.kept import read_kept
+from tests import ledger
+from tests.chaos import judging
+from tests.chaos.plan import Plan
+from tests.chaos.processes import Agent
+from tests.chaos.watching import docker_starts
+from tests.chaos.world import BOOT_SECONDS, World, brought_up
+from tests.fencing.conftest import local_image
+from tests.fencing.world import until
+from tests.outage.errands import AFTER, DURING, Errand, errands
+
+__all__ = ["local_image"]
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.xdist_group("chaos"),
+    pytest.mark.rule("Q6", "Q8", "Q12", "A5", "A30"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Outage(Plan):
+    """How long nobody answers."""
+
+    away: float = 0.0
+
+
+def outage(scale: float, away: float, patience: float, *, docker: bool) -> Outage:
+    quotas = (5 if docker else 4, 4)
+    return Outage(
+        scale, quotas, 0, int(docker), 2, 4, 1, (0, 0), 0, 0, 0, look_every=0.1, patience=patience, webs=1, away=away
+    )
+
+
+@contextmanager
+def server_away(world: World) -> Iterator[None]:
+    """The sweeps go on; the agents' leases lapse, and HAProxy answers 503."""
+    (web,) = world.webs
+    web.ask_to_end()
+    until(lambda: not web.lives_now, web.text)
+    web.kill()
+    yield
+    web.start()
+    until(web.is_ready, web.text, BOOT_SECONDS)
+
+
+@contextmanager
+def database_away(world: World) -> Iterator[None]:
+    """The web process, the replica and the queue stay, without anything to say."""
+    connections.close_all()
+    world.server.stop()
+    yield
+    world.server.come_back()
+    for one in (*world.webs, *world.others):
+        assert one.lives_now, one.text()
+    until(world.webs[0].is_ready, world.webs[0].text, BOOT_SECONDS)
+
+
+AWAY = {"server": server_away, "database": database_away}
+
+
+def spooled(agent: Agent) -> int:
+    """Ends that wait on its disk."""
+    found = Path(agent.env["WHARFINGER_RUNNER_STATE"]).parent.rglob("*.hold")
+    return sum(json.loads(path.read_bytes().partition(b"\n")[0])["result"] is not None for path in found)
+
+
+def open_gate(world: World, gate: str) -> None:
+    (world.folder / gate).touch()
+    for container in world.containers():
+        with suppress(subprocess.CalledProcessError):  # it has ended already
+            subprocess.run(["docker", "kill", "--signal", "USR1", container], check=True, capture_output=True)
+
+
+def live_through(world: World, what: str, running: list[Errand], waiting: list[Errand]) -> dict[str, Any]:
+    plan = world.plan
+    assert isinstance(plan, Outage)
+    world.make_tenants()
+    world.put(running)
+    begun = list(world.works)
+    until(lambda: Run.objects.filter(pk__in=begun, state="running").count() == len(begun), world.agents[0].text)
+    world.put(waiting)
+    with AWAY[what](world):
+        left = time.monotonic()
+        open_gate(world, DURING)
+        ends = {"agent0": 3, "agent1": 3, "agent2": 1}
+        for agent in world.agents:
+            until(lambda agent=agent: spooled(agent) == ends[agent.name], agent.text)
+        for agent in world.agents[1:]:
+            agent.kill()
+            agent.start()
+        while time.monotonic() - left < plan.away:
+            assert all(agent.lives_now for agent in world.agents)
+            assert what == "database" or nobody_took(begun)
+            time.sleep(1)
+        assert what == "database" or Run.objects.filter(pk__in=begun, lease_until__gt=Now()).count() == 0
+    back = time.monotonic()
+    open_gate(world, AFTER)
+    until(lambda: ended(begun) >= 7, world.agents[1].text, plan.patience)
+    delivered = time.monotonic() - back
+    until(lambda: not judging.open_runs(), lambda: f"not ended: {judging.unfinished(world)}", plan.patience)
+    return {"away": round(back - left, 1), "delivered": round(delivered, 1), "all": round(time.monotonic() - back, 1)}
+
+
+def nobody_took(runs: list[int]) -> bool:
+    return Run.objects.filter(pk__in=runs, state="running", attempt=1).count() == len(runs)
+
+
+def ended(runs: list[int]) -> int:
+    return Run.objects.filter(pk__in=runs, finished_at__isnull=False).count()
+
+
+def end_agents(world: World) -> None:
+    for agent in world.agents:
+        agent.ask_to_end()
+    for agent in world.agents:
+        assert agent.process is not None
+        assert agent.process.wait(60) == 0, agent.text()
+        assert spooled(agent) == 0
+
+
+def judge(world: World) -> dict[str, Any]:
+    found = {
+        **judging.assert_each_ended_exactly_once(world),
+        "claims": judging.assert_nothing_was_offered_twice(world),
+        "peaks": judging.assert_quotas_held(world),
+        "log_bytes": judging.assert_no_byte_is_missing(world),
+        **judging.figures(world),
+    }
+    judging.assert_nothing_was_executed_twice(world, judging.executions(world))
+    judging.assert_nothing_is_left(world)
+    again = {work.key: attempt for run, work in world.works.items() if (attempt := ledger.run(run).attempt) > 1}
+    assert again == {f"{world.mark}.agent1-3": 2}, again  # what was under way on the killed agent, and nothing else
+    for run, work in world.works.items():
+        text = work.output(ledger.run(run).attempt)[:1000]
+        kept = {one.name: bytes(one.sha256) for one in read_kept(run).files}
+        assert kept == {"kept": hashlib.sha256(text).digest()}, run
+    return found
+
+
+def outlast(plan: Outage, what: str, image: str = "") -> None:
+    with brought_up(plan, image) as (world, _):
+        watch = partial(docker_starts, world.identity(world.agents[-1]), world.folder / "docker-events")
+        with watch() if image else suppress():
+            seen = live_through(world, what, *errands(world.mark, docker=bool(image)))
+            end_agents(world)
+        print(json.dumps({"what": what, **seen, **judge(world)}))  # the figures of the run
+
+
+@pytest.mark.timeout(300)
+def test_ends_reached_while_the_server_was_away_come_afterwards_whole() -> None:
+    outlast(outage(0.05, 7.0, 60.0, docker=False), "server")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("what", ["server", "database"])
+def test_ends_reached_in_ten_minutes_without_server_or_database_come_afterwards_whole(
+    local_image: str, what: str
+) -> None:
+    outlast(outage(1.0, 600.0, 600.0, docker=True), what, local_image)
