@@ -12,7 +12,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,9 +56,7 @@ def outage(scale: float, away: float, patience: float, *, docker: bool, aged: bo
     faults = {"web_every": 0, "kill_every": 0, "cancels": 0, "look_every": 0}
     fleet = {"agents": 2, "slots": 4, "webs": 1, "web_workers": 1, "on_docker": int(docker)}
     quotas = (5 if docker else 4, 4)
-    return Outage(
-        scale, quotas, runs=0, seconds=(0, 0), patience=patience, away=away, aged=aged, **fleet, **faults
-    )
+    return Outage(scale, quotas, runs=0, seconds=(0, 0), patience=patience, away=away, aged=aged, **fleet, **faults)
 
 
 # The leases lapsed, the hold that their silence alone gives was taken and is over, the last web process is long gone.
@@ -203,7 +201,7 @@ def judge(world: World) -> dict[str, Any]:
 def outlast(plan: Outage, what: str, image: str = "") -> None:
     with brought_up(plan, image) as (world, _):
         watch = partial(docker_starts, world.identity(world.agents[-1]), world.folder / "docker-events")
-        with watch() if image else suppress():
+        with watch() if image else nullcontext():
             seen = live_through(world, what, *errands(world.mark, docker=bool(image)))
             end_agents(world)
         print(json.dumps({"what": what, **seen, **judge(world)}))  # the figures of the run

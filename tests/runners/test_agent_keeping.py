@@ -96,7 +96,7 @@ def server(one_server: Server, transactional_db: None) -> Server:
 class Machine:
     """One runner's machine: agents of it, one after the other, with one state."""
 
-    def __init__(self, server: Server, place: Path) -> None:
+    def __init__(self, server: Any, place: Path) -> None:
         _, secret = issue_enrolment_token(actor=SYSTEM)
         hidden = ("DATABASE_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE", "WHARFINGER_TOKEN")
         self.env = {name: value for name, value in os.environ.items() if name not in hidden} | {
