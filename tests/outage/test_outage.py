@@ -12,7 +12,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -119,10 +119,14 @@ def spooled(agent: Agent) -> int:
 
 
 def knock(world: World) -> None:
-    """Opens the gates in containers that are there and listen by now."""
+    """Opens the gates in containers that listen: what they print first says that they do."""
     for container in world.containers():
-        with suppress(subprocess.CalledProcessError):  # it has ended already
-            subprocess.run(["docker", "kill", "--signal", "USR1", container], check=True, capture_output=True)
+        if docker("logs", container).stdout:
+            docker("kill", "--signal", "USR1", container)  # it may have ended by now
+
+
+def docker(*words: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["docker", *words], check=False, capture_output=True)
 
 
 def have_ended(world: World, agent: Agent) -> bool:
