@@ -19,7 +19,8 @@ TERMINAL = frozenset({"succeeded", "failed", "cancelled", "timed_out", "interrup
 PATIENCE_SECONDS = 30.0
 POLL_SECONDS = 0.5
 LONGEST_POLL_SECONDS = 5.0
-PIECE_BYTES = 1 << 20
+# What is lost of a piece when the connection breaks is fetched again.
+PIECE_BYTES = 1 << 16
 MOST_BREAKS = 5
 _TOO_MANY = 429
 
