@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,12 +146,15 @@ REQUIRED = {
 """Rules of the contract whose proof this version owes; the others in the table are begun."""
 
 
-def marked_tests() -> Iterator[tuple[str, str, str]]:
+@cache
+def marked_tests() -> tuple[tuple[str, str, str], ...]:
     """(rule, file, test) of every marker on a test function, its class or its module."""
+    found: list[tuple[str, str, str]] = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         tree = ast.parse(path.read_text())
         inherited = [rule for node in tree.body if isinstance(node, ast.Assign) for rule in _rules(node.value)]
-        yield from _in(tree.body, inherited, str(path.relative_to(ROOT)))
+        found += _in(tree.body, inherited, str(path.relative_to(ROOT)))
+    return tuple(found)
 
 
 def _in(body: list[ast.stmt], inherited: list[str], file: str) -> Iterator[tuple[str, str, str]]:
