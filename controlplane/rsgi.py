@@ -19,6 +19,7 @@ from controlplane.bridge import Bridge, LengthRequired
 from controlplane.core.conf import conf
 from controlplane.core.threads import Threads
 from controlplane.core.wakeups import Listener, hear_here
+from controlplane.core.web_sign import sign
 from controlplane.wsgi import application as wsgi_application
 from runners.api.longpoll import PATH, ClaimsEndpoint
 from runners.polling.desk import Desk
@@ -68,6 +69,8 @@ class Application:
         hear_here(desk.hear)
         self._listener = Listener(desk.hear)
         self._listener.start()
+        # Before the first request: where every runner is dead there is none.
+        sign.begin()
 
     def _close(self) -> None:
         if self._listener is not None:

@@ -156,6 +156,9 @@ class DatabaseControl:
         drained = reason in DRAIN_REASONS
         _call(lambda: runs.give_back(self.driver, _holds(keys), storable(reason, MAX_DETAIL), drained=drained))
 
+    def forget(self, key: RunKey) -> None:
+        """Nothing is kept by hold."""
+
     def goes_on(self, key: RunKey, attempt: int) -> bool:
         """Whether another adopted this attempt."""
         held = (key.run, attempt)

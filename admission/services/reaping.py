@@ -12,11 +12,12 @@ from django.db import transaction
 
 from admission.services.runs import Cause, take_away
 from admission.sql import sweeping as sql
-from admission.states import Scope
+from admission.states import DriverKind, Scope
 from controlplane.core.conf import conf
 from controlplane.core.loops import Progress
 from controlplane.core.outages import clear, held
 from controlplane.core.sql import rows
+from controlplane.core.web_sign import web_is_away
 
 BATCH = 500
 MOST_LIMITS = 20
@@ -44,11 +45,16 @@ def reap_run_permits() -> Progress:
 
 
 def _take_lapsed(candidates: Sequence[int]) -> int:
-    """Take over those of these runs whose permits lapsed; how many."""
+    """Take over those of these runs whose permits lapsed; how many.
+
+    Not those of runners while nobody could be called: a runner renews with its calls only (rule Q6).
+    """
     if not candidates:
         return 0
+    kept = {DriverKind.RUNNER} if web_is_away() else set()
     with transaction.atomic():
-        holds = {r["id"]: r["epoch"] for r in rows(sql.LOCK_RUNS, {"runs": candidates})}
+        locked = rows(sql.LOCK_RUNS, {"runs": candidates})
+        holds = {r["id"]: r["epoch"] for r in locked if r["driver_kind"] not in kept}
         lapsed = {r["id"] for r in rows(sql.LOCK_LAPSED, {"runs": list(holds)})}
         taken = take_away(
             sorted((run, holds[run]) for run in lapsed), PERMIT_LAPSE, detail="its driver did not renew its permit"

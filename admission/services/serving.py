@@ -18,6 +18,7 @@ from controlplane.core.conf import conf
 from controlplane.core.loops import Progress
 from controlplane.core.outages import held
 from controlplane.core.sql import Row, rows
+from controlplane.core.web_sign import web_is_away
 
 BATCH = 500
 MOST_SECONDS = 2.0
@@ -118,8 +119,10 @@ def fail_unserved() -> Progress:
     """Runs that asked to fail when nobody can take them, and that nobody living could take for so long.
 
     A driver that is busy, paused or draining lives: it keeps its backlog alive. After an outage nobody was heard, and
-    that says nothing about anybody: one full time is waited.
+    that says nothing about anybody: one full time is waited. While no web process lives no runner can be heard.
     """
+    if web_is_away():
+        return Progress({"no_runner": 0})
     settings = conf()
     if held("no_runner", gap=max(60.0, 4 * settings.sweep_interval_seconds), length=settings.no_runner_seconds):
         return Progress({"no_runner": 0})

@@ -20,6 +20,7 @@ from controlplane.core.loops import Progress
 from controlplane.core.outages import held
 from controlplane.core.sql import one, rows
 from controlplane.core.wakeups import announce
+from controlplane.core.web_sign import web_is_away
 
 BATCH = 500
 LIMIT = {"limit": BATCH}
@@ -104,8 +105,11 @@ def pass_runner_leases() -> Progress:
     """Runs of silent runners go back (rule Q6), unless all runners fell silent at once: then it was not them.
 
     The last call that any of them had accepted shows in the leases themselves. If it is older than two heartbeats, one
-    full lease is waited, once, so that they can come back.
+    full lease is waited, once, so that they can come back. While no web process lives, none of them could call: then it
+    is waited for as long as that lasts, and for one lease after it.
     """
+    if web_is_away():
+        return Progress({"runner_lease": 0, "held_after_outage": True})
     settings = conf()
     sign = one(sweeping.READ_LAST_RUNNER_CALL, {"lease": settings.runner_lease_seconds})
     if sign is None or sign["at"] is None:

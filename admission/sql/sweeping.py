@@ -76,7 +76,7 @@ LIMIT %(limit)s
 # The runs first, then their permits: the lock order. A driver's renewal locks the run before the permit, so it is
 # over, or waits for us and then finds the epoch moved. Index: primary key.
 LOCK_RUNS: Final = """
-SELECT id, epoch, attempt FROM admission_run WHERE id = ANY(%(runs)s) AND state IN ('admitted', 'running')
+SELECT id, epoch, attempt, driver_kind FROM admission_run WHERE id = ANY(%(runs)s) AND state IN ('admitted', 'running')
 ORDER BY id FOR NO KEY UPDATE
 """
 # Judged again under the lock, by a statement newer than it. Index: permit_run.

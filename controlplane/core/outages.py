@@ -46,6 +46,15 @@ def held(name: str, *, gap: float, length: float, sign: datetime | None = None) 
     return row is None or bool(row["held"])
 
 
+def away(name: str, *, gap: float) -> bool:
+    """Whether what notes itself under `name` has not done so within `gap`, or is held for since it came back.
+
+    What never noted itself is nothing to wait for.
+    """
+    row = one(READ, {"name": name, "gap": gap})
+    return row is not None and not row["clear"]
+
+
 def clear(name: str, *, gap: float) -> bool:
     """For others than the pass: whether it looked within `gap` and holds nothing. Unknown is no."""
     row = one(READ, {"name": name, "gap": gap})

@@ -31,6 +31,7 @@ from runners.agent.executors import scratch
 from runners.agent.executors.base import Executor, ExecutorError
 from runners.agent.fence import Fence
 from runners.agent.http_control import MOST_WAIT_SECONDS, HttpControl
+from runners.agent.late import LateLog
 from runners.agent.spool import Spool, SpoolError
 from runners.agent.watchdog_process import make_fence
 from runners.transport import ApiError, Transport
@@ -41,6 +42,7 @@ TICK_SECONDS = 0.2
 LIFE_SIGN_SECONDS = 5.0
 READ_GRACE_SECONDS = 15.0
 STOP_SECONDS = 60.0
+LATE_SECONDS = 60.0
 MOST_AGENTS = 100
 LABEL_DRIVER = "wharfinger.driver"
 LABEL_LIFE = "wharfinger.life"
@@ -92,6 +94,7 @@ class Agent:
     ) -> None:
         """`stored_token` reads the token again when it was refused: it may have been replaced meanwhile."""
         self._spool_lock: IO[str] | None = None
+        self._late: list[LateLog] = []
         self._make_executor = make_executor
         self._settings = settings
         self._on_event = guarded(on_event)
@@ -156,8 +159,10 @@ class Agent:
         def patiently(call: Callable[[], object]) -> bool:
             return self._patiently(lambda: (call(), True)) is not None
 
-        if delivered := Delivery(self._control, spool, patiently, self._on_event).deliver_all():
+        delivery = Delivery(self._control, spool, patiently, self._on_event)
+        if delivered := delivery.deliver_all():
             self._on_event("delivered_all", runs=delivered)
+        self._late = delivery.late
         return spool
 
     def _clean_up(self, executor: Executor) -> None:
@@ -204,6 +209,8 @@ class Agent:
             spool=spool,
         )
         self._control.on_verdict = driver.apply
+        for late in self._late:
+            driver.late.take(late)
         driver.start()
         life = threading.Thread(target=self._show_life, args=(driver,), name="life", daemon=True)
         life.start()
@@ -244,8 +251,18 @@ class Agent:
         if not drained:
             self._on_event("stopping_now", held=len(driver.held))
             drained = driver.stop_now(STOP_SECONDS)
-        self._on_event("stopped", drained=drained)
-        return ExitCode.DONE if drained else ExitCode.UNCONFIRMED
+        whole = self._finish_logs(driver)
+        self._on_event("stopped", drained=drained, undelivered_logs=len(driver.late))
+        return ExitCode.DONE if drained and whole else ExitCode.UNCONFIRMED
+
+    def _finish_logs(self, driver: Driver) -> bool:
+        """Output that follows its end is waited for a while; what is left then is in the spool."""
+        until = now() + LATE_SECONDS
+        driver.late.hurry()
+        while not driver.late.wait_until_empty(TICK_SECONDS):
+            if now() >= until or self._stop_now.is_set() or self._control.revoked:
+                return False
+        return True
 
     def _abandon(self, driver: Driver) -> int:
         """The token is dead: its runs are others' by now. Stop everything, report nothing."""

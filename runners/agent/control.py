@@ -83,6 +83,9 @@ class Control(Protocol):
     def give_back(self, keys: Sequence[RunKey], reason: str) -> None:
         """Return admitted runs that cannot be started here; no attempt is burned."""
 
+    def forget(self, key: RunKey) -> None:
+        """Nothing more will be said about this hold: drop what is kept to say it with."""
+
     def goes_on(self, key: RunKey, attempt: int) -> bool:
         """Whether a run that is not this driver's any more goes on in that same attempt under another, who adopted
         what executes it. Judged by the run's row."""

@@ -19,6 +19,7 @@ from runners.agent.events import OnEvent, guarded, log_event
 from runners.agent.executors.slots import WAIT_SECONDS
 from runners.agent.holds import Hold, Holds, Phase
 from runners.agent.keeping import Keeping
+from runners.agent.late import LateLog, LateLogs
 from runners.agent.lifecycle import SHUTDOWN, Lifecycle
 from runners.agent.loops import FOREVER, Loop
 from runners.agent.outbox import Outbox
@@ -84,6 +85,7 @@ class Driver:
         self._request: str | None = None
         self._claiming = threading.Lock()
         self._keeping = Keeping(control, self._on_event, spool)
+        self.late = LateLogs(control, self._on_event)
         self._outbox = Outbox(control, self._on_event, self._release)
         self._placing = Placing(executor.slots, self._outbox.give_back, self._on_event, place_seconds)
         self._lifecycle = Lifecycle(
@@ -117,7 +119,7 @@ class Driver:
 
     def start(self) -> None:
         """Begin to claim. Returns at once."""
-        for loop in self._loops:
+        for loop in (*self._loops, self.late.loop):
             loop.start()
 
     def wake(self) -> None:
@@ -311,7 +313,10 @@ class Driver:
         return free if places is None else replace(free, slots=min(free.slots, places))
 
     def _release(self, hold: Hold) -> None:
-        self._keeping.forget(hold)
+        if hold.late:
+            self.late.take(LateLog(hold.key, hold.assignment.attempt, hold.logs, lambda: self._done(hold)))
+        else:
+            self._done(hold)
         self._holds.discard(hold)
         if self._memory_mib is not None or self._cpu is not None:
             # A claim that is held asks for less than is free now, and what waits may need just that.
@@ -319,6 +324,10 @@ class Driver:
         self._claims.wake()
         if self._holds.all(Phase.CLAIMED):
             self._starts.wake()
+
+    def _done(self, hold: Hold) -> None:
+        self._keeping.forget(hold)
+        self._control.forget(hold.key)
 
     # -- starts -----------------------------------------------------------------------------------------------------
 

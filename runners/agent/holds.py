@@ -50,6 +50,8 @@ class Hold:
         self._let_go = False
         hidden = [*assignment.secrets.values(), assignment.job_token]
         self.logs = LogBuffer(hidden, wake=wake_logs)
+        self.late = False
+        """Its end is known to the control plane, and not all of its log."""
         self.kept: list[Kept] = []
         """What it left and is to be brought to the control plane, in `place` or in the spool."""
         self.place: Path | None = None

@@ -204,15 +204,17 @@ class HttpControl:
 
     def settle(self, results: Sequence[Result]) -> dict[RunKey, Verdict]:
         """Report ends."""
-        verdicts = self._verdicts("/runner/results", {"results": [_result(result) for result in results]})
-        self._forget(verdicts)
-        return verdicts
+        return self._verdicts("/runner/results", {"results": [_result(result) for result in results]})
 
     def give_back(self, keys: Sequence[RunKey], reason: str) -> None:
         """Return runs of which nothing is left here."""
         returned = [{**_named(key), "ending": "returned", "reason": storable(reason, MAX_REASON)} for key in keys]
         self._verdicts("/runner/results", {"results": returned})
-        self._forget(keys)
+
+    def forget(self, key: RunKey) -> None:
+        """Drop its job token: until then output may follow its end."""
+        with self._lock:
+            self._job_tokens.pop(key, None)
 
     def goes_on(self, key: RunKey, attempt: int) -> bool:
         """Never: a runner's runs end by its lease, and are not adopted."""
@@ -248,11 +250,6 @@ class HttpControl:
     def _verdicts(self, path: str, body: Mapping[str, Any]) -> dict[RunKey, Verdict]:
         listed = self._call("POST", path, json=body)["verdicts"]
         return {RunKey(item["run"], item["epoch"]): Verdict(item["verdict"]) for item in listed}
-
-    def _forget(self, keys: Sequence[RunKey] | Mapping[RunKey, Verdict]) -> None:
-        with self._lock:
-            for key in keys:
-                self._job_tokens.pop(key, None)
 
     def _call(self, method: str, path: str, over: Transport | None = None, **parts: Any) -> Any:
         over = over or self._transport

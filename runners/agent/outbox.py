@@ -89,6 +89,7 @@ class Outbox:
         verdicts = self._control.settle(results)
         for entry, result in zip(entries, results, strict=True):
             verdict = verdicts.get(result.key, Verdict.SUPERSEDED)
+            entry.hold.late = verdict is not Verdict.SUPERSEDED and entry.hold.logs.waiting > 0
             name = "superseded" if verdict is Verdict.SUPERSEDED else "settled"
             self._finish(entry, name, ending=result.ending, reason=result.reason, exit_code=result.exit_code)
 

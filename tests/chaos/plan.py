@@ -43,6 +43,7 @@ class Plan:
     cancels: int
     look_every: float
     patience: float
+    webs: int = 2
 
     def windows(self) -> dict[str, float]:
         return {name: value * self.scale for name, value in FULL.items()}

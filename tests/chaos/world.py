@@ -1,4 +1,4 @@
-"""The fleet: PostgreSQL behind PgBouncer, two web processes behind HAProxy, a leading replica, a queue, agents."""
+"""The fleet: PostgreSQL behind PgBouncer, web processes behind HAProxy, a leading replica, a queue, agents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +78,7 @@ class World:
 
     def start_servers(self) -> None:
         """The web processes, and what drives the sweeps: a replica that leads, and the queue it writes to."""
-        for number in range(2):
+        for number in range(self.plan.webs):
             port = free_port()
             options = Options(0, 0, "process", port, once=False, as_json=False, demo=False, problems=0)
             argv = list(children.web(options, {}).argv)
@@ -107,6 +107,7 @@ class World:
                 WHARFINGER_URL=url,
                 WHARFINGER_ENROLMENT_TOKEN=secret,
                 WHARFINGER_RUNNER_STATE=str(home / "state"),
+                WHARFINGER_RUNNER_LABELS=f"agent={name}",
                 CONTROLPLANE_SCRATCH_DIR=str(home / "scratch"),
             )
             options = ["--name", name, "--executor", executor, "--slots", str(self.plan.slots)]
@@ -142,10 +143,15 @@ class World:
 
     def submit(self) -> None:
         plan = self.plan
-        works = planned(self.mark, plan.quotas, plan.runs, plan.on_docker, plan.seconds)
-        for number, quota in enumerate(plan.quotas):
-            tenant = ledger.make_tenant(quota)
-            self.tenants.append(tenant)
+        self.make_tenants()
+        self.put(planned(self.mark, plan.quotas, plan.runs, plan.on_docker, plan.seconds))
+
+    def make_tenants(self) -> None:
+        self.tenants = [ledger.make_tenant(quota) for quota in self.plan.quotas]
+
+    def put(self, works: Sequence[Work]) -> None:
+        """Into the queue, each under its tenant."""
+        for number, tenant in enumerate(self.tenants):
             own = [work for work in works if work.tenant == number]
             for first in range(0, len(own), MOST_AT_ONCE):
                 self._submit(tenant, own[first : first + MOST_AT_ONCE])

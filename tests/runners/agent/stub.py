@@ -32,6 +32,7 @@ class StubControl:
         self.logs: dict[RunKey, bytearray] = {}
         self.artifacts: dict[tuple[RunKey, str], bytes] = {}
         self.calls: list[tuple[str, int]] = []
+        self.forgotten: list[RunKey] = []
         self.capacities: list[Capacity] = []
         self._answers: dict[str, list[Assignment]] = {}
         self._lock = threading.RLock()
@@ -120,6 +121,9 @@ class StubControl:
 
     def stop_waiting(self) -> None:
         pass
+
+    def forget(self, key: RunKey) -> None:
+        self.forgotten.append(key)
 
     def goes_on(self, key: RunKey, attempt: int) -> bool:
         self._called("goes_on", 1)
