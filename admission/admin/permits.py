@@ -113,11 +113,11 @@ class PermitAdmin(ReadOnlyAdmin):
     search_help_text = "Holder (run.attempt or ext:…), or the beginning of a key or driver"
     ordering = ("renewed_at", "id")  # what lapses soonest comes first; index: permit_renewed
     fields = (
-        ("scope", "key"),
-        ("owner", "weight"),
+        ("limit", "weight"),
+        ("owner", "scope"),
         ("held_by", "driver_name"),
         ("acquired", "renewed_at"),
-        ("lapses", "lapse_seconds"),
+        ("lapses", "lease"),
     )
     empty_list_hint = (
         "Nothing is held: no run of a tenant with a quota is in flight, and no other system has claimed a slot."
@@ -161,6 +161,10 @@ class PermitAdmin(ReadOnlyAdmin):
     @admin.display(description="age", ordering="-acquired_at")
     def held_for(self, permit: Permit) -> SafeString:
         return render.age(getattr(permit, "held_seconds", None), permit.acquired_at)
+
+    @admin.display(description="each renewal counts for")
+    def lease(self, permit: Permit) -> str:
+        return render.span(permit.lapse_seconds)
 
     @admin.display(description="lapses in", ordering="left_seconds")
     def lapses(self, permit: Permit) -> SafeString:
