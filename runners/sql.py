@@ -108,7 +108,7 @@ FOR NO KEY UPDATE
 
 # For pause, drain and revoke: waits for every admission under way.
 LOCK_RUNNER_ALONE: Final = """
-SELECT id, name, revoked_at, draining_at, paused_at, resume_at <= statement_timestamp() AS due
+SELECT id, name, revoked_at, draining_at, drain_own, paused_at, pause_own, resume_at <= statement_timestamp() AS due
 FROM runners_runner WHERE id = %(runner)s FOR UPDATE
 """
 

@@ -200,3 +200,11 @@ class ReleaseSerializer(serializers.Serializer[Any]):
 
     id = serializers.CharField()
     released = serializers.BooleanField()
+
+
+class ForcedSerializer(serializers.Serializer[Any]):
+    """What a forced release did."""
+
+    runs_taken = serializers.IntegerField(help_text="Runs taken from their driver, with all their permits.")
+    released = serializers.IntegerField(help_text="Permits of other systems.")
+    gone = serializers.IntegerField(help_text="Changed hands, or ended, meanwhile.")

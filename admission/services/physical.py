@@ -189,12 +189,16 @@ def read_slots() -> SlotsView:
         error = entitlement.message if isinstance(entitlement, EntitlementRefused) else ""
         return SlotsView(as_of, entitlement, error=error)
     snapshot, error = _snapshot(entitlement)
-    instance = {"instance": entitlement.instance}
-    found = rows(sql.READ_REPORTS, {**instance, "most": SHOWN_PROCESSES})
-    processes = tuple(Process(**row) for row in found)
-    asked = one(sql.READ_REQUEST, instance)
+    processes = read_processes(entitlement)
+    asked = one(sql.READ_REQUEST, {"instance": entitlement.instance})
     drift = tuple(_drift(entitlement, snapshot, processes))
     return SlotsView(as_of, entitlement, snapshot, error, processes, Request(**asked) if asked else None, drift)
+
+
+def read_processes(entitlement: Entitlement) -> tuple[Process, ...]:
+    """The latest pass of each process, those heard last first. One statement, and nobody but the database is asked."""
+    found = rows(sql.READ_REPORTS, {"instance": entitlement.instance, "most": SHOWN_PROCESSES})
+    return tuple(Process(**row) for row in found)
 
 
 def _snapshot(entitlement: Entitlement) -> tuple[Snapshot | None, str]:

@@ -18,11 +18,15 @@ import psycopg
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections, transaction
 
+from controlplane.core.environment import PATIENCE
 from controlplane.core.sql import execute
 
 log = logging.getLogger(__name__)
 
 CHANNEL = "wharfinger"
+OF_THE_CLIENT = frozenset({"prepare_threshold", "pool", "isolation_level", "server_side_binding", "assume_role"})
+"""Options of a connection that mean something to psycopg or Django, not to the server's library."""
+
 GAP_SECONDS = 0.01
 ALIVE_SECONDS = 5.0
 MOST_PAUSE_SECONDS = 30.0
@@ -90,11 +94,14 @@ def hear_here(hear: Callable[[], None]) -> None:
 def listening_address() -> str:
     """Where LISTEN reaches the server itself."""
     if direct := os.environ.get("DATABASE_DIRECT_URL"):
-        return direct
+        # What the address itself says wins.
+        return psycopg.conninfo.make_conninfo("", **{**PATIENCE, **psycopg.conninfo.conninfo_to_dict(direct)})
     given = settings.DATABASES[DEFAULT_DB_ALIAS]
     names = {"HOST": "host", "PORT": "port", "NAME": "dbname", "USER": "user", "PASSWORD": "password"}
     parts = {libpq: str(given[name]) for name, libpq in names.items() if given.get(name)}
-    return psycopg.conninfo.make_conninfo("", **parts, connect_timeout="10")
+    # As every other connection: by the same certificates, and no more patient with a server that vanished.
+    options = {name: value for name, value in given["OPTIONS"].items() if name not in OF_THE_CLIENT}
+    return psycopg.conninfo.make_conninfo("", **{**PATIENCE, **options, **parts})
 
 
 class Listener:

@@ -25,6 +25,7 @@ from urllib.parse import quote
 import psycopg
 
 INTERVAL_SECONDS = 0.02
+LOOK_SECONDS = 0.1
 OUTAGE_SECONDS = 120.0
 
 # One snapshot: what each tenant's permits sum to, its limit, its counter, and its runs that hold compute.
@@ -180,7 +181,9 @@ def main() -> None:
     parser.add_argument("tenants", nargs="+")
     options = parser.parse_args()
     seen, stop = Seen(), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # The handler notes it and no more: setting an event from there can meet this thread inside that event's lock.
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     watches = [PermitWatch(options.database_url, options.tenants, seen).sample]
     if options.docker_socket:
@@ -190,10 +193,12 @@ def main() -> None:
     threads = [threading.Thread(target=_watch, args=(sample, seen, stop), daemon=True) for sample in watches]
     for thread in threads:
         thread.start()
-    while not stop.wait(0.2):
+    while not asked:
+        time.sleep(LOOK_SECONDS)
         if not all(thread.is_alive() for thread in threads):
             seen.violate("a watch died: see the observer's log")
             break
+    stop.set()
     for thread in threads:
         thread.join(2)
     json.dump({name: getattr(seen, name) for name in seen.__slots__}, sys.stdout)
