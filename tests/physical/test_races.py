@@ -185,6 +185,7 @@ def test_processes_that_are_killed_in_the_midst_never_exceed_the_limit(make_worl
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.rule("P1")
 def test_processes_that_are_killed_in_the_midst_never_exceed_the_limit_for_long(
     make_world: Callable[..., World],
