@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 HUB = "docker.io"
 _HUBS = {HUB, "index.docker.io", "registry-1.docker.io"}
-_WANTS_LOGIN = re.compile(r"unauthorized|no basic auth|authentication required|denied|forbidden|\b40[13]\b", re.I)
+_WANTS_LOGIN = re.compile(
+    r"unauthorized|no basic auth|authentication required|denied|forbidden|\b40[13]\b", re.IGNORECASE
+)
 _FORMS = 'write user:password, or Docker\'s JSON {"auths": {"registry": {"auth": …}}}'
 
 Login = dict[str, str]
