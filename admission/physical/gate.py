@@ -50,17 +50,25 @@ class Identity:
         return self.protocol, self.daemon, self.ledger
 
 
-class _View:
-    """Holders for a look at the containers; none of them counts where a ledger is about to begin."""
+COUNTED = "counted"
+"""No ledger is about to begin: every holder counts."""
 
-    def __init__(self, read: Callable[[Connection], Snapshot], connection: Connection, *, nobody: bool) -> None:
+
+class _View:
+    """Holders for a look at the containers; those of a ledger that is about to be replaced do not count.
+
+    Only while it is still there: another process may have begun the new one since, and what that one counts runs.
+    """
+
+    def __init__(self, read: Callable[[Connection], Snapshot], connection: Connection, replaced: str | None) -> None:
         self._read = read
         self._connection = connection
-        self._nobody = nobody
+        self._replaced = replaced
 
     def read(self) -> Snapshot:
         snapshot = self._read(self._connection)
-        return replace(snapshot, holders=()) if self._nobody else snapshot
+        ledger = snapshot.config.ledger if snapshot.config else None
+        return replace(snapshot, holders=()) if ledger == self._replaced else snapshot
 
 
 class Gate:
@@ -205,7 +213,7 @@ class Gate:
 
     def _begin_ledger(self, connection: Connection, daemon: str, replaced: str | None) -> None:
         """Missing or foreign configuration: drain, then begin anew. The next round compares what came of it."""
-        self._no_container_without_token(connection, nobody=True)
+        self._no_container_without_token(connection, replaced)
         self.put_generation()
         known = self._outside.ledger()
         mark = LedgerMark(known.number + 1 if known else 1, secrets.token_hex(16))
@@ -227,8 +235,8 @@ class Gate:
         put = self._outside.put_generation(GenerationMark(mine.generation, mine.limit))
         _compare(mine, put.generation, put.limit)
 
-    def _no_container_without_token(self, connection: Connection, *, nobody: bool = False) -> None:
-        found = self._verify(_View(self.read, connection, nobody=nobody))
+    def _no_container_without_token(self, connection: Connection, replaced: str | None = COUNTED) -> None:
+        found = self._verify(_View(self.read, connection, replaced))
         if found.removed:
             log.warning("containers without a slot were removed: %s", ", ".join(found.removed))
         if not found.clean:

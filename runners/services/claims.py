@@ -15,7 +15,7 @@ from admission.services.reaping import reap_refusing
 from admission.services.runs import read_holds
 from controlplane.core.sql import Row, execute, rows
 from runners import sql
-from runners.services.secrets import FIELD, give
+from runners.services.secrets import give, names_any
 
 WHILE_CONTESTED = 3
 
@@ -65,7 +65,7 @@ def claim_with_secrets(
     claimed = claim_runs(driver, request_id, envelope, judged)
     if not claimed:
         return claimed
-    given = give(driver, [(one.run, one.epoch) for one in claimed if one.spec.get(FIELD)])
+    given = give(driver, [(one.run, one.epoch) for one in claimed if names_any(one.spec)])
     return [
         replace(one, secrets=given.values.get((one.run, one.epoch), {}))
         for one in claimed
