@@ -133,9 +133,7 @@ def test_a_removal_refused_for_long_is_reported(instance: Instance, tmp_path: Pa
 
 
 @pytest.mark.rule("P1", "P6")
-def test_a_place_for_which_nothing_could_be_begun_runs_out(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_where_nothing_could_be_begun_runs_out(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entered, and then the process has no descriptor left: nobody would release it, and renewals would go on."""
     variables = {
         "REDIS_URL": instance.redis.url,
