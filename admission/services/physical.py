@@ -34,6 +34,12 @@ SILENT_SECONDS = 120.0
 
 SHOWN_PROCESSES = 200
 
+LOST = (
+    "Redis holds nothing of this instance: its data were lost. Nothing is admitted until no container of the instance "
+    "is left; the latest pass found {existing}. They are being removed, and it goes on by itself; one that cannot be "
+    "removed is named in the last error of a process"
+)
+
 NO_SERVER = "REDIS_URL is not set: physical slots are kept in Redis or Valkey; set it, the same for every process"
 
 
@@ -218,6 +224,9 @@ def _drift(entitlement: Entitlement, snapshot: Snapshot | None, processes: tuple
         if newest.without_container:
             found.append(f"slots whose container is not there: {newest.without_container}")
     config = snapshot.config if snapshot else None
+    if snapshot is not None and config is None and processes:
+        # A process reports its passes only when one has begun the ledger, or found why none can begin.
+        found.append(LOST.format(existing=processes[0].existing))
     if config is not None and (config.generation, config.limit) != (entitlement.generation, entitlement.limit):
         found.append(
             f"generation {config.generation} with limit {config.limit} is in force, this process has generation "

@@ -93,7 +93,7 @@ class ReplicaProcess:
         self._replica = register_replica(self._name, self._identity, machine)
         self._dead = threading.Event()
         driver = replica_driver(self._replica)
-        self._legacy = Legacy(self._executor, driver)
+        self._legacy = Legacy(self._executor, driver, self._asked.stop.is_set)
         self._envelope = MachineEnvelope(driver, self._identity.machine, lambda: len(self._driver.held))
         control = DatabaseControl(self._envelope.bounding(), self._envelope.narrow)
         labels = {LABEL_DRIVER: str(self._replica.incarnation)}
@@ -171,11 +171,20 @@ class ReplicaProcess:
             self._fence.vouched(asked)
 
     def _look_first(self) -> None:
-        """Before anything is claimed. What fails here is looked at again by the loop: it never keeps a boot (R11)."""
+        """Before anything is claimed. In a thread of its own, for a daemon may be silent and a stop must not wait."""
+        look = threading.Thread(target=self._first_look, name="first-look", daemon=True)
+        look.start()
+        while look.is_alive() and not self._asked.stop.is_set():
+            look.join(0.1)
+
+    def _first_look(self) -> None:
+        """What fails here is looked at again by the loop: it never keeps a boot (R11)."""
         try:
             self._reconcile()
         except DatabaseError:
             log.exception("recovery.first_look_failed")
+        finally:
+            connection.close()
 
     def _reconcile(self) -> None:
         if self._asked.stop.is_set():

@@ -20,6 +20,7 @@ from admission.checks import check_physical
 from admission.metrics import collect
 from admission.models import PhysicalReport
 from admission.physical.entitlement import Entitlement
+from admission.physical.errors import NotVerified
 from admission.physical.protocol import PhysicalSlots, new_token
 from admission.services import physical as service
 from admission.services.operator_tokens import issue_operator_token
@@ -271,3 +272,40 @@ def test_servers_refuse_to_start_on_what_would_refuse_execution(
         found = check_physical()
     assert [message.id for message in found] == ids
     assert all(isinstance(message, checks.CheckMessage) and message.hint for message in found)
+
+
+@pytest.mark.rule("P12", "O1")
+def test_lost_data_are_told_with_what_to_do_until_the_instance_is_drained(
+    limited: tuple[World, PhysicalSlots], capsys: pytest.CaptureFixture[str]
+) -> None:
+    world, slots = limited
+    report_pass(entitlement(), PassReport("replica-1", "harbour", running=1))
+    for key in world.keys.all:
+        world.server.client.delete(key)
+    world.shelf.containers["left"] = container_id()
+    world.shelf.stuck.add("left")
+    # A pass: the data are gone, and what is left cannot be removed. Forgotten at the first script, told at the next.
+    slots.acquire(new_token(), "replica-1")
+    with pytest.raises(NotVerified) as refused:
+        slots.ensure_verified()
+    for told in (
+        "Redis has lost the slots of this instance",
+        "cannot be removed",
+        "docker rm -f",
+        "goes on by itself",
+    ):
+        assert told in str(refused.value)
+    report_pass(entitlement(), PassReport("replica-1", "harbour", running=1, error=str(refused.value)))
+    client = sign_in("viewer")
+    _, secret = issue_operator_token(User.objects.get(), name="t", actor=ANNA)
+    page = client.get(PAGE).content.decode()
+    answer = Client().get("/api/v1/physical", headers={"authorization": f"Bearer {secret}"}).json()
+    with pytest.raises(SystemExit):
+        call_command("slots")
+    for shown in (page, json.dumps(answer), capsys.readouterr().err):
+        assert "Redis holds nothing of this instance: its data were lost" in shown
+        assert "the latest pass found 1" in shown
+    assert "Redis has lost the slots of this instance" in page
+    world.shelf.stuck.clear()
+    slots.ensure_verified()
+    assert read_slots().drift == ()

@@ -88,9 +88,14 @@ class DockerExecutor:
         """Create, verify, start. Once a create may have reached the daemon this returns an execution, whatever
         happens then: only its `remove` can tell that nothing is left."""
         place, labels = self._enter(assignment, labels, may_start)
-        name = config.container_name(assignment, labels)
-        labels = config.all_labels(assignment, labels)
-        execution = DockerExecution(self.adapter, assignment, sink, name, labels[config.LABEL_TOKEN], place)
+        try:
+            name = config.container_name(assignment, labels)
+            labels = config.all_labels(assignment, labels)
+            execution = DockerExecution(self.adapter, assignment, sink, name, labels[config.LABEL_TOKEN], place)
+        except BaseException:
+            # Out of descriptors, say. Not dropped, its place would be renewed for as long as this process lives.
+            place.drop()
+            raise
         try:
             execution.files = self._place_files(assignment, name)
             self._create(execution, labels, may_start)
