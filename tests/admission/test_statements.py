@@ -190,6 +190,7 @@ def parameters() -> dict[str, Any]:
         "error": "",
         **dict.fromkeys(("running", "created", "other", "without_token", "without_container"), 0),
         **dict.fromkeys(("took_seconds", "reconcile_seen"), 0),
+        "room": 1_000_000,
         "rank_at": "2100-01-01T00:00:00Z",
         "hash": b"h",
         "used": 1,
