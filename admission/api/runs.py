@@ -14,7 +14,7 @@ from admission.api.bodies import CancelBody, ReasonBody
 from admission.api.filters import RunFilter
 from admission.api.principals import acting_tenant, actor_of, require, scope_of
 from admission.api.reading import latest_attempts, list_runs, timeline
-from admission.api.serializers import RunDetailSerializer, RunSerializer, SubmittedSerializer
+from admission.api.serializers import RunDetailSerializer, RunSerializer, SubmittedSerializer, shown_submitted
 from admission.models import Run, Tenant
 from admission.services.runs import cancel_runs, requeue_runs
 from admission.services.submitting import Outcome, submit_run
@@ -69,7 +69,7 @@ class RunsView(ListView[Run]):
         result = submit_run(tenant, request.data, actor=actor_of(request), key=key)
         status = 201 if result.outcome is Outcome.CREATED else 200
         address = request.build_absolute_uri(reverse("run", args=[result.run]))
-        return Response(SubmittedSerializer(result).data, status, headers={"Location": address})
+        return Response(shown_submitted(result), status, headers={"Location": address})
 
 
 class RunView(View):

@@ -109,18 +109,12 @@ def get_runner(runner: int) -> Runner:
 
 
 def runner_driver(runner: RunnerIdentity) -> Driver:
-    """The runner as admission sees it."""
-
-    statement = sql.LOCK_ONE_JOB_RUNNER if runner.one_job else sql.LOCK_RUNNER
-
-    def lock() -> bool:
-        return one(statement, {"runner": runner.id}) is not None
-
+    """The runner as admission sees it. It is given work by a claim only, which locks its row (`services.claims`)."""
     return Driver(
         kind=DriverKind.RUNNER,
         id=runner.id,
         name=runner.name,
-        lock=lock,
+        lock=lambda: False,
         labels=runner.labels,
         backends=runner.executors,
         tenant_id=runner.tenant_id,
