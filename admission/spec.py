@@ -11,6 +11,7 @@ import base64
 import binascii
 import json
 import posixpath
+import re
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -23,6 +24,9 @@ MAX_WEIGHT = 10_000
 """So that 200,000 runs at once still sum up within a counter's column."""
 
 MIB = 1 << 20
+
+PATTERN_CHARACTERS: Final = frozenset("*?[")
+"""A path to keep that has one of these is a pattern."""
 
 Backend = Literal["docker", "process"]
 BACKENDS: Final[tuple[str, ...]] = get_args(Backend)
@@ -45,8 +49,11 @@ def _is_relative_path(value: str) -> str:
 
 def _is_kept_path(value: str) -> str:
     clean = _is_relative_path(value)
-    if set(clean) & set("*?[]"):
-        raise ValueError(f"{value!r} looks like a pattern; name the file, or the directory to keep all of it")
+    for part in clean.split("/"):
+        if "**" in part and part != "**":
+            raise ValueError(f"{value!r}: ** stands for directories and must be alone between slashes, as in **/*.txt")
+        if "[" in re.sub(r"\[!?\]?[^]]*\]", "", part):
+            raise ValueError(f"{value!r}: a [ has no ] after it in the same name; for a [ itself write [[]")
     if not clean.isprintable() or "\\" in clean:
         raise ValueError("must be a path of printable characters without a backslash")
     return clean
@@ -159,7 +166,9 @@ class RunSpec(_Strict):
     not_before: AwareDatetime | None = None
     retry: RetryPolicy = RetryPolicy()
     artifacts: list[KeptPath] = Field(
-        default_factory=list, max_length=100, description="Files and directories below the working directory to keep."
+        default_factory=list,
+        max_length=100,
+        description="Files and directories below the working directory to keep. Patterns: * ? [] in a name, and **.",
     )
     metadata: dict[str, JsonValue] = Field(default_factory=dict, max_length=100)
 

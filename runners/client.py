@@ -19,7 +19,9 @@ TERMINAL = frozenset({"succeeded", "failed", "cancelled", "timed_out", "interrup
 PATIENCE_SECONDS = 30.0
 POLL_SECONDS = 0.5
 LONGEST_POLL_SECONDS = 5.0
-PIECE_BYTES = 1 << 20
+# What is lost of a piece when the connection breaks is fetched again.
+PIECE_BYTES = 1 << 16
+MOST_BREAKS = 5
 _TOO_MANY = 429
 
 
@@ -175,12 +177,26 @@ class Client:
         """The bytes of one kept file, in pieces; compare them with its `sha256`."""
         path = f"/runs/{run}/artifacts/{quote(name)}"
         params = {"attempt": attempt} if attempt else None
-        response = self._patiently(lambda: self.transport.call("GET", path, params=params, stream=True))
-        try:
-            with response:
-                yield from response.iter_content(PIECE_BYTES)
-        except requests.RequestException as error:
-            raise Unreachable(f"{self.transport.url} broke off: {error}") from error
+        got, etag, breaks = 0, "", 0
+        while True:
+            rest = {"Range": f"bytes={got}-", "If-Range": etag} if got else None
+            response = self._patiently(
+                lambda rest=rest: self.transport.call("GET", path, params=params, headers=rest, stream=True)
+            )
+            if got and response.status_code != requests.codes.partial_content:
+                response.close()
+                raise Unreachable(f"{self.transport.url} broke off, and does not go on from byte {got}")
+            etag = response.headers.get("ETag", "")
+            try:
+                with response:
+                    for piece in response.iter_content(PIECE_BYTES):
+                        got += len(piece)
+                        yield piece
+                return
+            except requests.RequestException as error:
+                breaks += 1
+                if breaks > MOST_BREAKS or not etag:
+                    raise Unreachable(f"{self.transport.url} broke off: {error}") from error
 
     def follow_log(self, run: int, *, follow: bool = True, attempt: int | None = None) -> Iterator[LogPart]:
         """Output as it comes, of each attempt in turn, until the run has ended (or what is there, once)."""

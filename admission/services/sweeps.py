@@ -105,8 +105,8 @@ def pass_runner_leases() -> Progress:
     """Runs of silent runners go back (rule Q6), unless all runners fell silent at once: then it was not them.
 
     The last call that any of them had accepted shows in the leases themselves. If it is older than two heartbeats, one
-    full lease is waited, once, so that they can come back. While no web process lives, none of them could call: then it
-    is waited for as long as that lasts, and for one lease after it.
+    full lease is waited, once, so that they can come back. While no web process lives none of them could call: then
+    as long as that lasts is waited, and one lease after it.
     """
     if web_is_away():
         return Progress({"runner_lease": 0, "held_after_outage": True})

@@ -60,8 +60,9 @@ class RangeNotSatisfiable(exceptions.APIException):
     status_code = 416
     default_code = "offset"
 
-    def __init__(self, detail: str, **extra: object) -> None:
+    def __init__(self, detail: str, *, headers: Mapping[str, str] | None = None, **extra: object) -> None:
         super().__init__(detail)
+        self.headers = headers or {}
         self.extra = extra
 
 
@@ -134,7 +135,7 @@ def _of_domain(error: DomainError) -> tuple[int, dict[str, Any], dict[str, str]]
 
 
 def _of_framework(error: exceptions.APIException) -> tuple[int, dict[str, Any], dict[str, str]]:
-    headers = {}
+    headers = dict(getattr(error, "headers", {}))
     if header := getattr(error, "auth_header", None):
         headers["WWW-Authenticate"] = header
     if wait := getattr(error, "wait", None):

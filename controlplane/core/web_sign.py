@@ -1,8 +1,8 @@
 """The web processes' sign of life in the database: whether runners could have called at all (rule Q6).
 
 A runner is silent because it is dead, or because nobody was there to be called. While no web process shows itself, and
-for one lease after one does again, silence says nothing about any runner: nothing that runners hold is taken from them.
-Any one process is enough; one that answers `/livez` and is cut off from its runners is not noticed by this.
+for one lease after one does again, silence says nothing about any runner: nothing that runners hold is taken from
+them. Any one process is enough; one that answers `/livez` and is cut off from its runners is not noticed by this.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.core.exceptions import PermissionDenied
-from django.http import FileResponse, Http404, HttpRequest
+from django.http import Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET
@@ -15,6 +16,7 @@ from admission.models import Run
 from controlplane.admin_base import render
 from controlplane.core.errors import NotFound
 from runners.services.kept import download, read_kept
+from runners.services.ranges import NoSuchPart
 
 SEES_FILES = "admission.view_run"
 
@@ -38,7 +40,7 @@ def kept_context(run: Run) -> dict[str, Any]:
 
 @require_GET
 @never_cache
-def run_artifact(request: HttpRequest, run: int, name: str) -> FileResponse:
+def run_artifact(request: HttpRequest, run: int, name: str) -> HttpResponseBase:
     """One kept file, as an attachment that no browser interprets."""
     if not request.user.has_perm(SEES_FILES):
         raise PermissionDenied(f"This needs the permission {SEES_FILES}.")
@@ -46,6 +48,8 @@ def run_artifact(request: HttpRequest, run: int, name: str) -> FileResponse:
     if attempt and not (attempt.isascii() and attempt.isdigit() and len(attempt) < 10):
         raise Http404("There is no such attempt.")
     try:
-        return download(read_kept(run, attempt=int(attempt) if attempt else None), name)
+        return download(read_kept(run, attempt=int(attempt) if attempt else None), name, request.headers)
     except NotFound as error:
         raise Http404(str(error)) from error
+    except NoSuchPart as error:
+        return HttpResponse(status=416, headers={"Content-Range": f"bytes */{error.size}"})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from django.http import FileResponse
+from django.http.response import HttpResponseBase
 from django.urls import reverse
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import serializers
 from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.renderers import BaseRenderer, JSONRenderer
@@ -18,7 +18,7 @@ from rest_framework.response import Response
 from admission.api.principals import scope_of
 from controlplane.api.pagination import MAX_ID, whole_number
 from controlplane.api.parsing import declared_length
-from controlplane.api.problems import BodyTooLarge, Superseded
+from controlplane.api.problems import BodyTooLarge, RangeNotSatisfiable, Superseded
 from controlplane.api.views import View
 from controlplane.core.conf import conf
 from controlplane.core.errors import DomainError
@@ -27,6 +27,7 @@ from runners.api.protocol import JOB_TOKEN, RunnerView
 from runners.services import artifacts
 from runners.services.kept import Kept, download, read_kept
 from runners.services.logs import HoldSuperseded
+from runners.services.ranges import NoSuchPart
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 DISCARD_BYTES = 1 << 20
@@ -117,12 +118,27 @@ class RunArtifactView(View):
     @extend_schema(
         operation_id="runs_artifact",
         tags=["runs"],
-        parameters=[ATTEMPT, OpenApiParameter("name", str, "path", description="As it is listed.")],
-        responses={(200, "application/octet-stream"): OpenApiTypes.BINARY},
+        parameters=[
+            ATTEMPT,
+            OpenApiParameter("name", str, "path", description="As it is listed."),
+            OpenApiParameter("Range", str, "header", description="One part, as bytes=FIRST-LAST, FIRST- or -LAST."),
+            OpenApiParameter("If-Range", str, "header", description="The ETag of what the part is of; else all."),
+            OpenApiParameter("If-None-Match", str, "header", description="The ETag of what the caller has."),
+        ],
+        responses={
+            (200, "application/octet-stream"): OpenApiTypes.BINARY,
+            (206, "application/octet-stream"): OpenApiTypes.BINARY,
+            304: OpenApiResponse(description="The caller has it."),
+            416: OpenApiResponse(description="The part begins behind the end; Content-Range says how long it is."),
+        },
     )
-    def get(self, request: Request, run: int, name: str) -> FileResponse:
-        """Fetch it, as an attachment. `Artifact-Sha256` says what its bytes must sum up to."""
-        return download(_kept(request, run), name)
+    def get(self, request: Request, run: int, name: str) -> HttpResponseBase:
+        """Fetch it, or a part of it, as an attachment. `Artifact-Sha256` says what all its bytes must sum up to."""
+        try:
+            return download(_kept(request, run), name, request.headers)
+        except NoSuchPart as error:
+            whole = {"Content-Range": f"bytes */{error.size}"}
+            raise RangeNotSatisfiable(str(error), headers=whole, stored=error.size) from error
 
 
 class ArtifactUploadView(RunnerView):

@@ -10,13 +10,16 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from runners.agent.artifact_patterns import Pattern, is_pattern
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from runners.agent.artifact_patterns import State
     from runners.agent.artifacts import Collected
 
-MOST_ENTRIES = 20_000
+MOST_ENTRIES = 200_000
 MOST_DEPTH = 64
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Not blocking: opening a FIFO would wait for a writer.
@@ -27,6 +30,9 @@ def collect_from_tree(top: Path, wanted: Sequence[str], collection: Collected) -
     """Take these files and directories below `top`. What cannot be had is noted."""
     walk = _Walk(collection)
     for path in wanted:
+        if is_pattern(path):
+            walk.match(top, Pattern(path))
+            continue
         *parents, last = path.split("/")
         opened: list[int] = []
         try:
@@ -51,11 +57,53 @@ class _Walk:
         self._collection = collection
         self._entries = 0
 
-    def take(self, above: int, entry: str, name: str, *, depth: int) -> None:
-        """One entry of an opened directory; raises OSError when it cannot be looked at."""
+    def match(self, top: Path, pattern: Pattern) -> None:
+        """Everything below `top` that a pattern names."""
+        handle = os.open(top, _DIRECTORY)
+        try:
+            found = self._matching(handle, "", pattern, pattern.start, depth=0)
+        finally:
+            os.close(handle)
+        if not found:
+            self._collection.refuse(pattern.text, "nothing that the run left matches it")
+
+    def _matching(self, handle: int, above: str, pattern: Pattern, state: State, *, depth: int) -> bool:
+        found = False
+        # One more than may be looked at: what lies beyond is to be noticed, not passed over without a word.
+        with os.scandir(handle) as listed:
+            names = sorted(one.name for one in itertools.islice(listed, MOST_ENTRIES + 1))
+        for name in names:
+            path, after = f"{above}{name}", pattern.step(state, name)
+            if not self._may_look(path, depth):
+                break
+            try:
+                if pattern.is_matched(after):
+                    found = True
+                    self.take(handle, name, path, depth=depth)
+                elif after:
+                    found = self._deeper(handle, name, path, pattern, after, depth=depth + 1) or found
+            except OSError as error:
+                self._collection.refuse(path, f"it could not be read: {error.strerror}")
+        return found
+
+    def _deeper(self, handle: int, name: str, path: str, pattern: Pattern, state: State, *, depth: int) -> bool:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode):
+            return False
+        inner = os.open(name, _DIRECTORY, dir_fd=handle)
+        try:
+            return self._matching(inner, f"{path}/", pattern, state, depth=depth)
+        finally:
+            os.close(inner)
+
+    def _may_look(self, name: str, depth: int) -> bool:
         self._entries += 1
         if self._entries > MOST_ENTRIES or depth > MOST_DEPTH:
-            self._collection.refuse(name, "there are too many files, or directories in directories")
+            return self._collection.refuse(name, "there are too many files, or directories in directories")
+        return True
+
+    def take(self, above: int, entry: str, name: str, *, depth: int) -> None:
+        """One entry of an opened directory; raises OSError when it cannot be looked at."""
+        if not self._may_look(name, depth):
             return
         found = os.stat(entry, dir_fd=above, follow_symlinks=False)
         if stat.S_ISDIR(found.st_mode):
@@ -72,7 +120,7 @@ class _Walk:
         handle = os.open(entry, _DIRECTORY, dir_fd=above)
         try:
             with os.scandir(handle) as found:
-                names = sorted(one.name for one in itertools.islice(found, MOST_ENTRIES))
+                names = sorted(one.name for one in itertools.islice(found, MOST_ENTRIES + 1))
             for inner in names:
                 try:
                     self.take(handle, inner, f"{name}/{inner}", depth=depth + 1)

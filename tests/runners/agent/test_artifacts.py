@@ -293,7 +293,7 @@ def test_a_sparse_giant_in_a_tree_costs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("Q8")
-@pytest.mark.parametrize("path", ["*.txt", "out/[ab]", "../x", "/etc/passwd", ".", "a\nb", "a\\b", "out/../.."])
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", ".", "a\nb", "a\\b", "out/../.."])
 def test_paths_to_keep_are_plain_and_inside(path: str) -> None:
     with pytest.raises(ValidationError):
         parse_spec({"command": ["true"], "artifacts": [path]})
