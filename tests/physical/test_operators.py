@@ -19,6 +19,7 @@ from django.urls import reverse
 from admission.checks import check_physical
 from admission.metrics import collect
 from admission.models import PhysicalReport
+from admission.physical import gate
 from admission.physical.entitlement import Entitlement
 from admission.physical.errors import NotVerified
 from admission.physical.protocol import PhysicalSlots, new_token
@@ -276,8 +277,9 @@ def test_servers_refuse_to_start_on_what_would_refuse_execution(
 
 @pytest.mark.rule("P12", "O1")
 def test_lost_data_are_told_with_what_to_do_until_the_instance_is_drained(
-    limited: tuple[World, PhysicalSlots], capsys: pytest.CaptureFixture[str]
+    limited: tuple[World, PhysicalSlots], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gate, "RETRY_SECONDS", 0.0)
     world, slots = limited
     report_pass(entitlement(), PassReport("replica-1", "harbour", running=1))
     for key in world.keys.all:
