@@ -28,7 +28,7 @@ class Note:
     """`admission.sql.admitting.admit_runs`, with what it writes too."""
     parameters: Mapping[str, object]
     forget: Callable[[], None]
-    """Called in the admitting transaction where nothing was admitted."""
+    """Called in an admitting transaction that admitted nothing and is committed all the same."""
 
 
 @dataclass(frozen=True, slots=True)

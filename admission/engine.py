@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from django.db import DatabaseError, connection, transaction
 
-from admission.drivers import Driver, DriverGone
+from admission.drivers import Driver, DriverGone, Note
 from admission.picking import Envelope, Offer, gather
 from admission.plan import Candidate, CounterRow, Plan, plan_admission
 from admission.services.reaping import reap_refusing
@@ -155,8 +155,16 @@ def _admit_from(
             execute(sql.SET_ASIDE, {"runs": list(offer.broken), "details": list(offer.broken.values())})
         admitted = _write(driver, envelope, offer) if offer.candidates else []
         if not admitted and driver.note is not None:
-            driver.note.forget()
+            _forget(driver.note, offer)
     return admitted, offer.empty
+
+
+def _forget(note: Note, offer: Offer) -> None:
+    """Undo what was written for a claim that gets nothing: no commit to wait for, unless something else stands."""
+    if offer.broken:
+        note.forget()
+    else:
+        transaction.set_rollback(True)
 
 
 def _clear_empty(counters: Sequence[int]) -> None:

@@ -46,7 +46,7 @@ def claim_runs(driver: Driver, request_id: str, envelope: Envelope, judged: bool
             if envelope.slots <= 0 or not _something_waits(driver):
                 return None
         judged = False
-        claim = _Claim(driver, request_id)
+        claim = Claim(driver, request_id)
         try:
             admitted = admit(claim.driver, envelope)
         except DriverGone:
@@ -78,7 +78,7 @@ def _something_waits(driver: Driver) -> bool:
     return bool(read_flows(driver, page=1) or (reap_refusing() and read_flows(driver, page=1)))
 
 
-class _Claim:
+class Claim:
     """One claim as the engine serves it: reserved first, its answer written with the admission, or both undone."""
 
     def __init__(self, driver: Driver, request_id: str) -> None:
