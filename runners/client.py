@@ -174,15 +174,17 @@ class Client:
         return found
 
     def artifact(self, run: int, name: str, *, attempt: int | None = None) -> Iterator[bytes]:
-        """The bytes of one kept file, in pieces; compare them with its `sha256`."""
+        """The bytes of one kept file, in pieces; compare them with its `sha256`. Goes on where a connection broke."""
         path = f"/runs/{run}/artifacts/{quote(name)}"
         params = {"attempt": attempt} if attempt else None
+
+        def begun(headers: Mapping[str, str]) -> requests.Response:
+            call = self.transport.call
+            return self._patiently(lambda: call("GET", path, params=params, headers=headers, stream=True))
+
         got, etag, breaks = 0, "", 0
         while True:
-            rest = {"Range": f"bytes={got}-", "If-Range": etag} if got else None
-            response = self._patiently(
-                lambda rest=rest: self.transport.call("GET", path, params=params, headers=rest, stream=True)
-            )
+            response = begun({"Range": f"bytes={got}-", "If-Range": etag} if got else {})
             if got and response.status_code != requests.codes.partial_content:
                 response.close()
                 raise Unreachable(f"{self.transport.url} broke off, and does not go on from byte {got}")
