@@ -8,6 +8,9 @@ from django.views.generic import RedirectView
 
 from controlplane import health, metrics
 
+# Here and not when Django starts: processes without pages need none of it. See `controlplane.admin_config`.
+admin.autodiscover()
+
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("admin/", admin.site.urls),

@@ -22,7 +22,7 @@ from controlplane.core.environment import database, environ
 from controlplane.embedded import EmbeddedPostgres, EmbeddedValkey, Home
 
 pytest.register_assert_rewrite("tests.ledger")
-from tests import ledger  # noqa: E402 - its assertions are rewritten like those of a test module
+from tests import emptying, ledger  # noqa: E402 - its assertions are rewritten like those of a test module
 
 os.environ.setdefault("SECRET_KEY", "a secret of the tests, of no use anywhere else")
 
@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # The settings were read before any conftest: what stands in the environment now is the key of every child.
     environment.ephemeral.clear()
     config.stash[_STOP] = []
+    emptying.install()
     if hasattr(config, "workerinput") or os.environ.get("DATABASE_URL") or config.option.collectonly:
         return
     url = _start(EmbeddedPostgres, config.stash[_STOP])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -133,24 +134,22 @@ RULES = {
     "X5": "The console script's commands are as pinned.",
 }
 
-REQUIRED = {
-    *(f"G{n}" for n in range(1, 11)),
-    *(f"A{n}" for n in (*range(1, 11), 13, 14, 15, *range(19, 31))),
-    *(f"X{n}" for n in range(1, 6)),
-    "P18",
-    *("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11", "A11", "A12", "A17"),
-    *("R1", "R2", "R3", "R5", "R8"),
-    *("Q2", "Q3", "Q4", "Q5", "Q6", "Q12"),
-}
-"""Rules of the contract whose proof this version owes; the others in the table are begun."""
+OWED_LATER = {*(f"C{n}" for n in range(1, 6)), *(f"S{n}" for n in range(1, 5))}
+"""Callbacks, sessions and service pools: rules of the contract of which nothing is built yet."""
+
+REQUIRED = RULES.keys() - OWED_LATER
+"""Rules whose proof this version owes."""
 
 
-def marked_tests() -> Iterator[tuple[str, str, str]]:
+@cache
+def marked_tests() -> tuple[tuple[str, str, str], ...]:
     """(rule, file, test) of every marker on a test function, its class or its module."""
+    found: list[tuple[str, str, str]] = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         tree = ast.parse(path.read_text())
         inherited = [rule for node in tree.body if isinstance(node, ast.Assign) for rule in _rules(node.value)]
-        yield from _in(tree.body, inherited, str(path.relative_to(ROOT)))
+        found += _in(tree.body, inherited, str(path.relative_to(ROOT)))
+    return tuple(found)
 
 
 def _in(body: list[ast.stmt], inherited: list[str], file: str) -> Iterator[tuple[str, str, str]]:
