@@ -92,10 +92,7 @@ LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_I18N = False
 USE_TZ = True
-# As everywhere else in the admin: to the second, and sortable. Django's own would say "8:26 p.m.".
-DATETIME_FORMAT = "Y-m-d H:i:s"
-DATE_FORMAT = "Y-m-d"
-TIME_FORMAT = "H:i:s"
+FORMAT_MODULE_PATH = "controlplane.formats"
 
 STATIC_URL = "static/"
 # Finders serve the static files in place: one start-up step and one directory less to go stale for `up`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import environ
@@ -58,12 +59,22 @@ def test_the_driver_takes_them() -> None:
     ],
 )
 def test_what_is_wrong_with_the_environment_is_a_sentence_without_a_stack(
-    variable: str, value: str, words: list[str], what: str, tmp_path: Path
+    variable: str, value: str, words: list[str], what: str
 ) -> None:
-    given = {"SECRET_KEY": "x", "WHARFINGER_HOME": str(tmp_path / "home"), variable: value}
+    with tempfile.TemporaryDirectory(prefix="wharfinger-environment.") as place:
+        # The servers' own account has to enter it.
+        Path(place).chmod(0o711)
+        given = {"SECRET_KEY": "x", "WHARFINGER_HOME": f"{place}/home", variable: value}
+        done = run_with(given, words)
+    assert done.returncode == 1
+    assert what in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def run_with(given: dict[str, str], words: list[str]) -> subprocess.CompletedProcess[str]:
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
     port = ["--port", "0"] if words[0] == "up" else []
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, str(MANAGE), *words, *port],
         env={**kept, **given},
         capture_output=True,
@@ -71,6 +82,3 @@ def test_what_is_wrong_with_the_environment_is_a_sentence_without_a_stack(
         timeout=60,
         check=False,
     )
-    assert done.returncode == 1
-    assert what in done.stderr
-    assert "Traceback" not in done.stderr
