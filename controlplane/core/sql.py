@@ -49,7 +49,8 @@ _new_cursor: Any = ServerBindingCursor
 def _cursor() -> CursorWrapper:
     """A cursor of Django's connection with its checks, its errors and its query log, but bound by the server."""
     # Looked up once: `django.db.connection` finds the thread's connection anew at every attribute.
-    database = connections[DEFAULT_DB_ALIAS]
+    # Any: the stubs do not know whether its health was checked.
+    database: Any = connections[DEFAULT_DB_ALIAS]
     kept = _kept.get(database)
     if kept is not None and not database.health_check_done and _lives(database, kept):
         database.health_check_done = True
