@@ -62,7 +62,10 @@ def _cursor() -> CursorWrapper:
         kept = _kept[database] = _Kept(_new_cursor(database.connection, row_factory=dict_row), 0.0)
     kept.used_at = monotonic()
     cursor = kept.cursor
-    return database.make_debug_cursor(cursor) if database.queries_logged else database.make_cursor(cursor)
+    made: CursorWrapper = (
+        database.make_debug_cursor(cursor) if database.queries_logged else database.make_cursor(cursor)
+    )
+    return made
 
 
 def _lives(database: BaseDatabaseWrapper, kept: _Kept) -> bool:
