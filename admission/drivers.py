@@ -21,6 +21,17 @@ class DriverGone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What a driver wants to stand or fall with an admission: the answer to its claim, so that it can be repeated."""
+
+    statement: str
+    """`admission.sql.admitting.admit_runs`, with what it writes too."""
+    parameters: Mapping[str, object]
+    forget: Callable[[], None]
+    """Called in an admitting transaction that admitted nothing and is committed all the same."""
+
+
+@dataclass(frozen=True, slots=True)
 class Driver:
     """One living driver.
 
@@ -44,6 +55,7 @@ class Driver:
 
     Runs in the admitting transaction, after `lock`, and holds off the other drivers of that machine until the end of
     it: each would otherwise read the same room and be given all of it."""
+    note: Note | None = None
 
     def identity(self) -> dict[str, object]:
         """The parameters by which every later statement of this driver proves itself."""

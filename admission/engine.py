@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from django.db import DatabaseError, connection, transaction
 
-from admission.drivers import Driver, DriverGone
+from admission.drivers import Driver, DriverGone, Note
 from admission.picking import Envelope, Offer, gather
 from admission.plan import Candidate, CounterRow, Plan, plan_admission
 from admission.services.reaping import reap_refusing
@@ -44,7 +44,8 @@ def admit(driver: Driver, envelope: Envelope) -> list[Admitted]:
     """Admit up to `envelope.slots` queued runs to this driver, in fair order, and return them.
 
     A driver that got less than it could start looks whether lapsed permits kept it from more (rule A12). Not inside a
-    caller's transaction: that one holds runs, and the reap would lock others after them.
+    caller's transaction: that one holds runs, and the reap would lock others after them. Not for one that takes note:
+    what it notes is one transaction's.
 
     Raises:
         DriverGone: it may not be given work any more.
@@ -52,7 +53,7 @@ def admit(driver: Driver, envelope: Envelope) -> list[Admitted]:
     """
     envelope = _bounded(envelope)
     admitted = _admit(driver, envelope)
-    if len(admitted) < envelope.slots and not connection.in_atomic_block:
+    if len(admitted) < envelope.slots and driver.note is None and not connection.in_atomic_block:
         admitted += _admit_what_lapsed(driver, _left(envelope, admitted), known=bool(admitted))
     return admitted
 
@@ -106,7 +107,7 @@ def _admit_one_by_one(driver: Driver, envelope: Envelope, flows: Sequence[Row]) 
     session = connection.connection
     for flow in flows:
         left = _left(envelope, admitted)
-        if left.slots <= 0:
+        if left.slots <= 0 or (admitted and driver.note is not None):
             break
         try:
             more, without = _admit_from(driver, left, [flow], further=False)
@@ -153,7 +154,17 @@ def _admit_from(
         if offer.broken:
             execute(sql.SET_ASIDE, {"runs": list(offer.broken), "details": list(offer.broken.values())})
         admitted = _write(driver, envelope, offer) if offer.candidates else []
+        if not admitted and driver.note is not None:
+            _forget(driver.note, offer)
     return admitted, offer.empty
+
+
+def _forget(note: Note, offer: Offer) -> None:
+    """Undo what was written for a claim that gets nothing: no commit to wait for, unless something else stands."""
+    if offer.broken:
+        note.forget()
+    else:
+        transaction.set_rollback(True)
 
 
 def _clear_empty(counters: Sequence[int]) -> None:
@@ -186,7 +197,8 @@ def _write(driver: Driver, envelope: Envelope, offer: Offer) -> list[Admitted]:
     )
     if not plan.chosen:
         return []
-    written = rows(sql.ADMIT_RUNS, _parameters(driver, plan))
+    statement = sql.ADMIT_RUNS if driver.note is None else driver.note.statement
+    written = rows(statement, _parameters(driver, plan))
     counted = written[0]["counted"] if written else 0
     if counted != len(plan.steps) or len(written) != len(plan.chosen):
         # Cannot happen while the counters are locked; if it does, nothing may stand (rule G3).
@@ -217,6 +229,7 @@ def _parameters(driver: Driver, plan: Plan) -> dict[str, object]:
         "needs_scope": [scope for c in plan.chosen for scope, _ in c.needs],
         "needs_key": [key for c in plan.chosen for _, key in c.needs],
         **driver.identity(),
+        **(driver.note.parameters if driver.note is not None else {}),
         "incarnation": driver.incarnation,
         "driver_name": driver.name,
         "start_deadline_seconds": settings.start_deadline_seconds,

@@ -71,31 +71,22 @@ def gather(driver: Driver, envelope: Envelope, page: Sequence[Row], offer: Offer
         asked = spread(flows.values(), max(missing, wider), page[0]["virtual_now"])
         # After a round that found too little more tenants are asked at once: any number may have nothing that suits.
         wider = max(WIDER, 4 * wider)
-        asked = _lock_tenants(asked, flows, offer)
         found = _pick(driver, envelope, asked, flows, offer) if asked else {}
         for tenant, count in asked.items():
-            if not found.get(tenant):
+            if found.get(tenant) == 0:
                 offer.empty.append(counters[tenant])
             if found.get(tenant, 0) < count:
                 flows.pop(tenant, None)
 
 
-def _lock_tenants(asked: dict[int, int], flows: dict[int, Flow], offer: Offer) -> dict[int, int]:
-    """Those of the asked tenants that may be served, locked; the others leave this admission."""
-    new = [tenant for tenant in asked if tenant not in offer.slug]
-    for row in rows(sql.LOCK_TENANTS, {"tenants": new}) if new else ():
-        offer.slug[row["id"]], offer.has_quota[row["id"]] = row["slug"], row["has_quota"]
-    for tenant in asked:
-        if tenant not in offer.slug:
-            del flows[tenant]
-    return {tenant: count for tenant, count in asked.items() if tenant in offer.slug}
-
-
 def _pick(
     driver: Driver, envelope: Envelope, asked: dict[int, int], flows: dict[int, Flow], offer: Offer
 ) -> dict[int, int]:
-    """Lock the next runs of each tenant; returns how many rows each had, whatever became of them."""
-    picked = rows(
+    """Lock each tenant and its next runs; returns how many rows each had, whatever became of them.
+
+    A tenant that is missing may not be served now, and leaves this admission.
+    """
+    answer = rows(
         sql.PICK_RUNS,
         {
             "tenants": list(asked),
@@ -109,9 +100,13 @@ def _pick(
         },
     )
     found: dict[int, int] = {}
+    for row in answer:
+        found.setdefault(row["tenant_id"], 0)
+        offer.slug[row["tenant_id"]], offer.has_quota[row["tenant_id"]] = row["slug"], row["has_quota"]
+    picked = [row for row in answer if row["id"] is not None]
     for row, spec in zip(picked, _parse_all(picked), strict=True):
         tenant = row["tenant_id"]
-        found[tenant] = found.get(tenant, 0) + 1
+        found[tenant] += 1
         if isinstance(spec, str):
             offer.broken[row["id"]] = spec
             continue

@@ -31,6 +31,8 @@ PATTERN_CHARACTERS: Final = frozenset("*?[")
 Backend = Literal["docker", "process"]
 BACKENDS: Final[tuple[str, ...]] = get_args(Backend)
 
+Pull = Literal["missing", "always", "never"]
+
 
 def _is_name(value: str) -> str:
     if not value or value != value.strip() or any(ord(c) < 0x20 for c in value):
@@ -135,6 +137,11 @@ class RunSpec(_Strict):
     name: Name | None = None
     kind: Literal["task", "session"] = "task"
     image: Annotated[str, Field(max_length=500), AfterValidator(_is_name)] = "python:3-slim"
+    pull: Pull = Field(default="missing", description="When the image is fetched: if it is not there, always, never.")
+    registry_secret: EnvironmentName | None = Field(
+        default=None,
+        description="Name of a stored secret, user:password or Docker's auth JSON, for the image's registry.",
+    )
     command: list[Text] = Field(min_length=1, max_length=1000)
     env: dict[EnvironmentName, Text] = Field(default_factory=dict, max_length=500)
     files: dict[RelativePath, InputFile] = Field(default_factory=dict, max_length=MAX_FILES)

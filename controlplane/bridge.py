@@ -137,6 +137,9 @@ def environ(scope: Any, stream: Any) -> dict[str, Any]:
 def _headers(items: Iterable[tuple[str, str]]) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for name, value in items:
+        if "_" in name:
+            # Else `x_forwarded_proto` of a caller would stand where a proxy's `x-forwarded-proto` is looked for.
+            continue
         key = _UNPREFIXED.get(name) or "HTTP_" + name.upper().replace("-", "_")
         if key in found:
             found[key] += ("; " if key == "HTTP_COOKIE" else ",") + value

@@ -92,6 +92,7 @@ LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_I18N = False
 USE_TZ = True
+FORMAT_MODULE_PATH = "controlplane.formats"
 
 STATIC_URL = "static/"
 # Finders serve the static files in place: one start-up step and one directory less to go stale for `up`.

@@ -67,6 +67,7 @@ NAVIGATION = [
         "Access",
         _item("API tokens", "key", "admission.apitoken"),
         _item("Enrolment tokens", "vpn_key", "runners.enrolmenttoken"),
+        _item("Secrets", "lock", "runners.secret"),
         _item("Users", "person", "auth.user"),
         _item("Roles", "badge", "auth.group"),
     ),

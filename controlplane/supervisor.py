@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,11 +113,6 @@ class Supervisor:
         kept = _Kept(child)
         self._kept[child.name] = kept
         self._spawn(kept)
-
-    def watch(self, until: threading.Event) -> None:
-        """Look after the children until the event is set, by a signal handler or by who waits for the work's end."""
-        while not until.wait(TICK_SECONDS):
-            self.tick()
 
     def tick(self) -> None:
         """Report and bury the dead, restart who is due, rotate logs. Never waits."""

@@ -63,11 +63,11 @@ class RunnerAdmin(ReadOnlyAdmin):
     fields = (
         ("name", "health", "mode", "contact"),
         ("load", "runs", "owner"),
-        ("label_tags", "trust_tags", "executors"),
+        ("label_tags", "trust_tags", "executes_as"),
         ("version", "host", "shown"),
         ("enrolled_at", "rotated_at", "revoked_at"),
         ("paused_at", "resume_at", "pause_note"),
-        ("draining_at", "one_job", "spent_at"),
+        ("draining_at", "stays", "spent_at"),
     )
     empty_list_hint = "No runner yet. Issue an enrolment token, then on the machine: wharfinger runner enrol, and run."
 
@@ -114,6 +114,14 @@ class RunnerAdmin(ReadOnlyAdmin):
     @admin.display(description="works for")
     def owner(self, runner: Runner) -> SafeString:
         return owner_cell(runner.tenant)
+
+    @admin.display(description="executors")
+    def executes_as(self, runner: Runner) -> str:
+        return ", ".join(runner.executors)
+
+    @admin.display(description="takes")
+    def stays(self, runner: Runner) -> str:
+        return "one run, then ends" if runner.one_job else "runs until it is stopped"
 
     @admin.display(description="labels")
     def label_tags(self, runner: Runner) -> SafeString:

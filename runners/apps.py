@@ -16,8 +16,9 @@ class RunnersConfig(AppConfig):
         from admission.states import DriverKind
         from runners.services.belongings import OWN_RUNNERS
         from runners.services.facts import read_runner_facts
-        from runners.services.secrets import FIELD, unknown_names
+        from runners.services.secrets import FIELD, REGISTRY_FIELD, unknown_names, unknown_registry_names
 
         register_driver_facts(DriverKind.RUNNER, read_runner_facts)
         register_reference_check(FIELD, unknown_names)
+        register_reference_check(REGISTRY_FIELD, unknown_registry_names)
         register_belonging(OWN_RUNNERS)

@@ -36,6 +36,10 @@ def _as_asked(capacity: Capacity) -> Capacity:
     return capacity
 
 
+def _names_any(assignment: Assignment) -> bool:
+    return bool(assignment.spec.secrets or assignment.spec.registry_secret)
+
+
 class DatabaseControl:
     """Implements `runners.agent.control.Control` for one driver of this process.
 
@@ -71,15 +75,15 @@ class DatabaseControl:
     def with_secrets(self, assignments: Sequence[Assignment]) -> list[Assignment]:
         """The same with the secrets that they name, for the holds of this driver: after a claim, and again for what
         was taken up. Those whose secrets are not to be had were ended with the reason, and are left out."""
-        named = [assignment for assignment in assignments if assignment.spec.secrets]
+        named = [assignment for assignment in assignments if _names_any(assignment)]
         given = _call(lambda: secrets.give(self.driver, [(a.run, a.epoch) for a in named]))
         held = [a for a in assignments if (a.run, a.epoch) not in given.refused]
-        return [replace(a, secrets=given.values.get((a.run, a.epoch), {})) for a in held]
+        return [a.given(given.values.get((a.run, a.epoch), {})) for a in held]
 
     def with_hidden(self, assignment: Assignment) -> Assignment:
         """The same with what its output must not tell, for an execution that was made before (rule R10): it has its
         environment, with a value that may have been changed or deleted since, which must not end it."""
-        values = _call(lambda: hidden_values(assignment.run)) if assignment.spec.secrets else []
+        values = _call(lambda: hidden_values(assignment.run)) if _names_any(assignment) else []
         return replace(assignment, secrets={str(number): value for number, value in enumerate(values)})
 
     def pause(self) -> float | None:

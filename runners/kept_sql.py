@@ -32,17 +32,23 @@ SELECT r.id AS run, r.epoch, r.tenant_id, n.name, s.value
 FROM unnest(%(runs)s::bigint[], %(epochs)s::bigint[]) AS a(run, epoch)
 JOIN admission_run r ON r.id = a.run AND r.epoch = a.epoch AND r.state IN ('admitted', 'running')
      AND r.driver_kind = %(driver_kind)s AND r.driver_id = %(driver_id)s
-CROSS JOIN LATERAL jsonb_array_elements_text(
-    CASE WHEN jsonb_typeof(r.spec -> 'secrets') = 'array' THEN r.spec -> 'secrets' ELSE '[]'::jsonb END) AS n(name)
+CROSS JOIN LATERAL (
+    SELECT jsonb_array_elements_text(
+        CASE WHEN jsonb_typeof(r.spec -> 'secrets') = 'array' THEN r.spec -> 'secrets' ELSE '[]'::jsonb END)
+    UNION SELECT r.spec ->> 'registry_secret' WHERE jsonb_typeof(r.spec -> 'registry_secret') = 'string') AS n(name)
 LEFT JOIN runners_secret s ON s.tenant_id = r.tenant_id AND s.name = n.name
 """
 
 # What must not be seen in the output of a run: the values it names, as they are and as they were before. No locks.
 # 0 rows: nothing to hide. Index: primary key, secret_name.
 READ_HIDDEN: Final = """
-SELECT r.tenant_id, s.name, s.value, s.previous FROM admission_run r
-CROSS JOIN LATERAL jsonb_array_elements_text(
-    CASE WHEN jsonb_typeof(r.spec -> 'secrets') = 'array' THEN r.spec -> 'secrets' ELSE '[]'::jsonb END) AS n(name)
+SELECT r.tenant_id, s.name, s.value, s.previous,
+       coalesce(r.spec ->> 'registry_secret' = s.name, false) AS for_registry
+FROM admission_run r
+CROSS JOIN LATERAL (
+    SELECT jsonb_array_elements_text(
+        CASE WHEN jsonb_typeof(r.spec -> 'secrets') = 'array' THEN r.spec -> 'secrets' ELSE '[]'::jsonb END)
+    UNION SELECT r.spec ->> 'registry_secret' WHERE jsonb_typeof(r.spec -> 'registry_secret') = 'string') AS n(name)
 JOIN runners_secret s ON s.tenant_id = r.tenant_id AND s.name = n.name
 WHERE r.id = %(run)s
 """

@@ -57,6 +57,9 @@ class Runner(models.Model):
     paused_at = models.DateTimeField(null=True, blank=True, editable=False)
     pause_note = models.TextField(blank=True)
     resume_at = models.DateTimeField(null=True, blank=True, editable=False)
+    pause_own = models.BooleanField(
+        db_default=False, editable=False, help_text="The machine itself asked for its pause."
+    )
     one_job = models.BooleanField(db_default=False, editable=False)
     spent_at = models.DateTimeField(null=True, blank=True, editable=False, help_text="When it took its one run.")
     draining_at = models.DateTimeField(null=True, blank=True, editable=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from admission.sql.admitting import admit_runs
 from admission.sql.blocks import BOUND_IDLE
 
 # A runner of one job has had it once it holds nothing any more: it drains.
@@ -23,11 +24,16 @@ BY_HASH: Final = """
     SELECT * FROM runners_runner o
     WHERE o.old_hash = w.hash AND o.old_until > statement_timestamp() AND o.revoked_at IS NULL"""
 
+MAY_CLAIM: Final = """r.revoked_at IS NULL AND r.draining_at IS NULL AND r.paused_at IS NULL
+        AND r.spent_at IS NULL"""
+
 # Who calls, and which of its runs it is asked to cancel: every answer carries them. One look-up by the tokens' hashes,
 # or by those of the tokens before them, while a rotation lets both open. No locks. A hash without a row: unknown,
 # outlived or revoked. Index: unique hash, unique old hash, run_driver.
 # `quiet`: the last contact is old enough to be written again. `first`: the new token of a rotation is used for the
 # first time, so the old one is to end.
+# The hashes stand in a SELECT so that no plan is made for their number: a prepared statement would be planned anew at
+# every call because of it, and planning this one takes thirty times as long as executing it.
 FIND_RUNNERS: Final = f"""
 SELECT w.hash, r.id, r.name, r.tenant_id, r.labels, r.trust_labels, r.executors, r.slots, r.shown, r.one_job,
        r.paused_at IS NOT NULL AS paused, {DRAINS} AS draining, r.spent_at IS NOT NULL AS spent,
@@ -36,7 +42,7 @@ SELECT w.hash, r.id, r.name, r.tenant_id, r.labels, r.trust_labels, r.executors,
        ARRAY(SELECT ARRAY[h.id, h.epoch] FROM admission_run h
              WHERE h.driver_kind = 'runner' AND h.driver_id = r.id AND h.state IN ('admitted', 'running')
                AND h.cancel_requested_at IS NOT NULL ORDER BY h.id) AS cancels
-FROM unnest(%(hashes)s::bytea[]) AS w(hash) CROSS JOIN LATERAL ({BY_HASH}) r
+FROM unnest((SELECT %(hashes)s::bytea[])) AS w(hash) CROSS JOIN LATERAL ({BY_HASH}) r
 """
 
 # The new token arrived: the old one is dead from the next call on. Judged by the hash again: a rotation meanwhile
@@ -75,7 +81,7 @@ UPDATE runners_runner r SET contact_at = statement_timestamp() FROM due d WHERE 
 # one they were told, a run of theirs is to be cancelled. No locks. Index: unique hash, unique old hash, run_driver.
 READ_CONCERNED: Final = f"""
 SELECT w.hash
-FROM unnest(%(hashes)s::bytea[], %(modes)s::text[]) AS w(hash, mode)
+FROM unnest((SELECT %(hashes)s::bytea[]), (SELECT %(modes)s::text[])) AS w(hash, mode)
 LEFT JOIN LATERAL ({BY_HASH}) r ON true
 WHERE r.id IS NULL
    OR w.mode <> CASE WHEN {DRAINS} THEN 'draining' WHEN r.paused_at IS NOT NULL THEN 'paused'
@@ -91,24 +97,9 @@ SELECT a.runner, a.request_id FROM unnest(%(runners)s::bigint[], %(request_ids)s
 WHERE EXISTS (SELECT FROM runners_claimrequest c WHERE c.runner_id = a.runner AND c.request_id = a.request_id)
 """
 
-# May this runner be given work? Held to the end of the admitting transaction: pausing, draining and revoking lock the
-# row FOR UPDATE, so they wait for admissions under way and no later one gets past them. 0 rows: it may not.
-LOCK_RUNNER: Final = f"""
-SELECT id, {BOUND_IDLE} FROM runners_runner
-WHERE id = %(runner)s AND revoked_at IS NULL AND draining_at IS NULL AND paused_at IS NULL AND spent_at IS NULL
-FOR KEY SHARE
-"""
-
-# The same for a runner of one job: of two claims at once the second waits, and then finds it spent.
-LOCK_ONE_JOB_RUNNER: Final = f"""
-SELECT id, {BOUND_IDLE} FROM runners_runner
-WHERE id = %(runner)s AND revoked_at IS NULL AND draining_at IS NULL AND paused_at IS NULL AND spent_at IS NULL
-FOR NO KEY UPDATE
-"""
-
 # For pause, drain and revoke: waits for every admission under way.
 LOCK_RUNNER_ALONE: Final = """
-SELECT id, name, revoked_at, draining_at, paused_at, resume_at <= statement_timestamp() AS due
+SELECT id, name, revoked_at, draining_at, drain_own, paused_at, pause_own, resume_at <= statement_timestamp() AS due
 FROM runners_runner WHERE id = %(runner)s FOR UPDATE
 """
 
@@ -125,19 +116,40 @@ RETURNING id, shown, tenant_id, trust_labels, runner_id, one_job
 """
 
 # The claim is reserved before anything is admitted for it: a repeat of the same request, also one at the same instant
-# on another connection, waits here for the first one's commit and then reserves nothing. 0 rows: answered, read it.
-RESERVE_CLAIM: Final = """
-INSERT INTO runners_claimrequest (runner_id, request_id, runs) VALUES (%(runner)s, %(request_id)s, '[]')
-ON CONFLICT (runner_id, request_id) DO NOTHING
-"""
-# What is stored is a claim that got something: a runner of one job has had it.
-STORE_CLAIM: Final = """
-WITH spent AS (
-    UPDATE runners_runner SET spent_at = statement_timestamp()
-    WHERE id = %(runner)s AND one_job AND spent_at IS NULL
+# on another connection, waits here for the first one's commit and then reserves nothing. `reserved` false: answered,
+# read it.
+# Then: may this runner be given work? Its lock is held to the end of the admitting transaction: pausing, draining and
+# revoking lock the row FOR UPDATE, so they wait for admissions under way and no later one gets past them. Of two
+# claims at once for a runner of one job the second waits, and then finds it spent. `active` false: it may not.
+RESERVE_CLAIM: Final = f"""
+WITH reserved AS (
+    INSERT INTO runners_claimrequest (runner_id, request_id, runs) VALUES (%(runner)s, %(request_id)s, '[]')
+    ON CONFLICT (runner_id, request_id) DO NOTHING
+    RETURNING runner_id
+),
+any_job AS (
+    SELECT r.id FROM reserved c JOIN runners_runner r ON r.id = c.runner_id WHERE {MAY_CLAIM} AND NOT r.one_job
+    FOR KEY SHARE OF r
+),
+one_job AS (
+    SELECT r.id FROM reserved c JOIN runners_runner r ON r.id = c.runner_id WHERE {MAY_CLAIM} AND r.one_job
+    FOR NO KEY UPDATE OF r
 )
-UPDATE runners_claimrequest SET runs = %(runs)s::jsonb WHERE runner_id = %(runner)s AND request_id = %(request_id)s
+SELECT EXISTS (SELECT FROM reserved) AS reserved,
+       EXISTS (SELECT FROM any_job) OR EXISTS (SELECT FROM one_job) AS active, {BOUND_IDLE}
 """
+
+# Admit for a claim, and store its answer. What is stored is a claim that got something: a runner of one job had it.
+CLAIM_RUNS: Final = admit_runs("""
+, stored AS (
+    UPDATE runners_claimrequest
+    SET runs = (SELECT jsonb_agg(jsonb_build_object('run', id, 'epoch', epoch)) FROM admitted)
+    WHERE runner_id = %(driver_id)s AND request_id = %(request_id)s
+),
+spent AS (
+    UPDATE runners_runner SET spent_at = statement_timestamp()
+    WHERE id = %(driver_id)s AND one_job AND spent_at IS NULL
+)""")
 
 # A claim that found nothing is no answer worth keeping: asked again, it may find something.
 FORGET_CLAIM: Final = """

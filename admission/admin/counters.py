@@ -26,14 +26,14 @@ class CounterAdmin(ReadOnlyAdmin):
     """Limits and what is in flight under them. A tenant's limit is changed on its page, the others by verbs here."""
 
     verbs: Sequence[Verb] = LIMIT_VERBS
-    list_display = ("scope_badge", "what", "use", "limit", "in_flight", "paused")
+    list_display = ("scope_badge", "what", "use", "limit", "in_flight", "admits")
     list_display_links = ("what",)
     list_filter = ("scope", ("tenant", AutocompleteFilter))
     list_select_related = ("tenant",)
     search_fields = ("key__startswith", "tenant__slug__startswith")
     search_help_text = "Beginning of the key or of the tenant's slug"
     ordering = ("scope", "key")
-    fields = ("scope", "key", "tenant", "use", "limit", "in_flight", "backlog", "paused", "virtual_time", "served_at")
+    fields = ("scope", "key", "tenant", "use", "limit", "in_flight", "admits", "backlog", "virtual_time", "served_at")
     empty_list_hint = (
         "A tenant brings its counter along; concurrency keys and harnesses get theirs with their first run."
     )
@@ -52,6 +52,10 @@ class CounterAdmin(ReadOnlyAdmin):
     @admin.display(description="in use")
     def use(self, counter: Counter) -> SafeString:
         return render.bar(counter.in_flight, counter.limit)
+
+    @admin.display(description="status", ordering="paused")
+    def admits(self, counter: Counter) -> SafeString:
+        return render.badge("paused", "warn") if counter.paused else render.badge("admitting", "good")
 
 
 @admin.register(Batch)

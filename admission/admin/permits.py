@@ -9,17 +9,15 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from admission.admin.counters import scope_badge
-from admission.models import Permit, Run
-from admission.services import permits as services
-from admission.services.runs import requeue_runs
-from admission.states import HOLDING, Scope
+from admission.models import Permit
+from admission.services.force_release import force_release, holding_runs
+from admission.states import Scope
 from controlplane.admin_base import AutocompleteFilter, ReadOnlyAdmin, render
 from controlplane.admin_base.clock import SecondsSince, SecondsToLapse
 from controlplane.admin_base.drivers import driver_signs
@@ -42,7 +40,7 @@ class ForceReleaseForm(ReasonForm):
 
 def _preview_release(objects: Sequence[Permit], _: Mapping[str, Any]) -> Preview:
     """Whom it takes the right from, and whether they still live."""
-    runs = _holding_runs(objects)
+    runs = holding_runs(objects)
     outside = [p for p in objects if p.run_id is None]
     lines = []
     if runs:
@@ -62,24 +60,12 @@ def _preview_release(objects: Sequence[Permit], _: Mapping[str, Any]) -> Preview
 
 
 def _force_release(order: Order) -> Outcome:
-    """Run permits by taking over their runs, outside permits by identity."""
-    runs = _holding_runs(order.objects)
-    reason, actor = order.reason, order.actor
-    with transaction.atomic():
-        taken = requeue_runs([(run.pk, run.epoch) for run in runs], actor=actor, reason=reason)
-        outside = [p for p in order.objects if p.run_id is None]
-        released = [p for p in outside if services.force_release_permit(p, actor=actor, reason=reason)]
-    done = len(taken) + len(released)
-    gone = len(runs) - len(taken) + len(outside) - len(released)
-    note = f" {gone} had changed hands or ended meanwhile." if gone else ""
+    forced = force_release(order.objects, actor=order.actor, reason=order.reason)
+    taken, released = len(forced.taken), len(forced.released)
+    note = f" {forced.gone} had changed hands or ended meanwhile." if forced.gone else ""
     return Outcome(
-        f"Took over {_count(len(taken), 'run')}, released {_count(len(released), 'outside permit')}.{note}", done
+        f"Took over {_count(taken, 'run')}, released {_count(released, 'outside permit')}.{note}", taken + released
     )
-
-
-def _holding_runs(permits: Sequence[Permit]) -> list[Run]:
-    ids = {p.run_id for p in permits if p.run_id is not None}
-    return list(Run.objects.filter(pk__in=ids, state__in=HOLDING).defer("spec").order_by("pk")) if ids else []
 
 
 def _count(number: int, noun: str) -> str:
@@ -113,11 +99,11 @@ class PermitAdmin(ReadOnlyAdmin):
     search_help_text = "Holder (run.attempt or ext:…), or the beginning of a key or driver"
     ordering = ("renewed_at", "id")  # what lapses soonest comes first; index: permit_renewed
     fields = (
-        ("scope", "key"),
-        ("owner", "weight"),
+        ("limit", "weight"),
+        ("owner", "scope"),
         ("held_by", "driver_name"),
         ("acquired", "renewed_at"),
-        ("lapses", "lapse_seconds"),
+        ("lapses", "lease"),
     )
     empty_list_hint = (
         "Nothing is held: no run of a tenant with a quota is in flight, and no other system has claimed a slot."
@@ -161,6 +147,10 @@ class PermitAdmin(ReadOnlyAdmin):
     @admin.display(description="age", ordering="-acquired_at")
     def held_for(self, permit: Permit) -> SafeString:
         return render.age(getattr(permit, "held_seconds", None), permit.acquired_at)
+
+    @admin.display(description="each renewal counts for")
+    def lease(self, permit: Permit) -> str:
+        return render.span(permit.lapse_seconds)
 
     @admin.display(description="lapses in", ordering="left_seconds")
     def lapses(self, permit: Permit) -> SafeString:

@@ -39,6 +39,9 @@ VIEWS: Sequence[tuple[str, dict[str, str]]] = (
 )
 
 
+MOST_ATTEMPTS = 100
+
+
 @admin.register(Run)
 class RunAdmin(ReadOnlyAdmin):
     """Every run of every tenant."""
@@ -158,7 +161,8 @@ def state_cell(run: Run) -> SafeString:
 
 def run_page(run: Run) -> dict[str, Any]:
     """Everything that the page shows of one run, beside its log."""
-    attempts = list(Attempt.objects.filter(run=run).order_by("number"))
+    # A run that is given back again and again burns none of its tries: its attempts are not bounded by them.
+    attempts = list(Attempt.objects.filter(run=run).order_by("-number")[:MOST_ATTEMPTS])[::-1]
     permits = Permit.objects.filter(run=run).annotate(
         left_seconds=SecondsToLapse("renewed_at", "lapse_seconds"), held_seconds=SecondsSince("acquired_at")
     )

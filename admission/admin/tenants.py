@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.db.models import OuterRef, QuerySet, Subquery
+from django.db.models import OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.safestring import SafeString
@@ -173,7 +174,8 @@ def status_badge(tenant: Tenant) -> SafeString:
 def tenant_page(tenant: Any) -> dict[str, Any]:
     """Live use and the ways to everything that belongs to this tenant."""
     limit = tenant.quota_limit if tenant.has_quota else None
-    tokens: QuerySet[ApiToken] = ApiToken.objects.filter(tenant=tenant, revoked_at__isnull=True)
+    unexpired = Q(expires_at__isnull=True) | Q(expires_at__gt=Now())
+    tokens: QuerySet[ApiToken] = ApiToken.objects.filter(unexpired, tenant=tenant, revoked_at__isnull=True)
     return {
         "tenant": tenant,
         "status": status_badge(tenant),

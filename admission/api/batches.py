@@ -14,7 +14,7 @@ from admission.api.bodies import BatchBody, LooseBatchBody, LooseItem
 from admission.api.principals import acting_tenant, actor_of, scope_of
 from admission.api.reading import COUNTED_LIST, COUNTED_ONE, count_states
 from admission.api.runs import TENANT, VIEW
-from admission.api.serializers import BatchAnswerSerializer, BatchSerializer
+from admission.api.serializers import BatchAnswerSerializer, BatchSerializer, shown_submitted
 from admission.models import Batch
 from admission.services.submitting import Outcome, Submission, Submitted, submit_runs
 from controlplane.api.parsing import BATCH_LIMIT_BYTES, parse_body
@@ -76,8 +76,8 @@ class BatchesView(ListView[Batch]):
         for position, outcome in zip(submissions, done, strict=True):
             outcomes[position] = outcome
         found = Batch.objects.filter(tenant=tenant, name=body.name).values_list("pk", flat=True).first()
-        answer = {"id": found, "name": body.name, "items": outcomes, **_tally(outcomes)}
-        return Response(BatchAnswerSerializer(answer).data)
+        items = [shown_submitted(outcome) for outcome in outcomes if outcome is not None]
+        return Response({"id": found, "name": body.name, "items": items, **_tally(outcomes)})
 
 
 def _judge(item: Any) -> Submission | Submitted:

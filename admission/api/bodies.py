@@ -27,6 +27,20 @@ class CancelBody(Body):
     reason: Reason = ""
 
 
+class ReasonBody(Body):
+    """Why an operator does it; for the audit log."""
+
+    reason: Reason = Field(min_length=1)
+
+
+class ForceReleaseBody(ReasonBody):
+    """Which kind of permit it is, and why it is taken."""
+
+    tenant: str | None = Field(
+        default=None, max_length=60, description="Slug, of a permit of another system; null: `permit` is run.attempt."
+    )
+
+
 class BatchItem(BaseModel):
     """One run of a batch."""
 

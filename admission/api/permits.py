@@ -8,14 +8,22 @@ from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from admission.api.bodies import PermitBody, RenewBody
+from admission.api.bodies import ForceReleaseBody, PermitBody, RenewBody
 from admission.api.filters import PermitFilter
-from admission.api.principals import scope_of, tenant_of
+from admission.api.principals import actor_of, require, scope_of, tenant_of
 from admission.api.reading import list_permits
-from admission.api.serializers import ClaimSerializer, PermitSerializer, ReleaseSerializer, RenewedSerializer
+from admission.api.serializers import (
+    ClaimSerializer,
+    ForcedSerializer,
+    PermitSerializer,
+    ReleaseSerializer,
+    RenewedSerializer,
+)
 from admission.models import Permit, Tenant
+from admission.services import force_release as forcing
 from admission.services import permits as service
 from admission.services.permits import OUTSIDE_PREFIX, ClaimOutcome
+from admission.services.tenants import get_tenant
 from controlplane.api.parsing import parse_body
 from controlplane.api.views import ListView, View
 from controlplane.core.errors import NotFound, TryLater
@@ -115,3 +123,26 @@ class PermitRenewalsView(View):
         kept = service.renew_permits(list(holders), tenant_id=tenant.pk)
         renewed = {holders[holder]: lapse for holder, lapse in kept.items()}
         return Response({"renewed": renewed, "lost": [p for p in holders.values() if p not in renewed]})
+
+
+class PermitForceReleaseView(View):
+    """Taking a right from whoever holds it."""
+
+    @extend_schema(
+        operation_id="permits_force_release",
+        tags=["permits"],
+        request=ForceReleaseBody,
+        responses={200: ForcedSerializer},
+    )
+    def post(self, request: Request, permit: str) -> Response:
+        """For operators: a run's permit comes free with a takeover of the run, another system's by its id.
+
+        409: it is a run's, and strict fencing is on.
+        """
+        require(request, "admission.force_release_permit")
+        body = parse_body(ForceReleaseBody, request)
+        tenant = get_tenant(body.tenant) if body.tenant is not None else None
+        permits = forcing.find_permits(permit, tenant)
+        forced = forcing.force_release(permits, actor=actor_of(request), reason=body.reason)
+        answer = {"runs_taken": len(forced.taken), "released": len(forced.released), "gone": forced.gone}
+        return Response(ForcedSerializer(answer).data)

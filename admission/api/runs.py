@@ -10,16 +10,16 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from admission.api.bodies import CancelBody
+from admission.api.bodies import CancelBody, ReasonBody
 from admission.api.filters import RunFilter
-from admission.api.principals import acting_tenant, actor_of, scope_of
+from admission.api.principals import acting_tenant, actor_of, require, scope_of
 from admission.api.reading import latest_attempts, list_runs, timeline
-from admission.api.serializers import RunDetailSerializer, RunSerializer, SubmittedSerializer
+from admission.api.serializers import RunDetailSerializer, RunSerializer, SubmittedSerializer, shown_submitted
 from admission.models import Run, Tenant
-from admission.services.runs import cancel_runs
+from admission.services.runs import cancel_runs, requeue_runs
 from admission.services.submitting import Outcome, submit_run
 from admission.spec import RunSpec
-from admission.states import TERMINAL
+from admission.states import HOLDING, TERMINAL
 from controlplane.api.parsing import parse_body
 from controlplane.api.views import ListView, View
 from controlplane.core.errors import Conflict, NotFound
@@ -69,7 +69,7 @@ class RunsView(ListView[Run]):
         result = submit_run(tenant, request.data, actor=actor_of(request), key=key)
         status = 201 if result.outcome is Outcome.CREATED else 200
         address = request.build_absolute_uri(reverse("run", args=[result.run]))
-        return Response(SubmittedSerializer(result).data, status, headers={"Location": address})
+        return Response(shown_submitted(result), status, headers={"Location": address})
 
 
 class RunView(View):
@@ -103,3 +103,21 @@ class RunCancelView(View):
         if state is None:
             raise Conflict(f"Run {run} has ended already: {row.state}.", code="run_ended")
         return Response(RunSerializer(row).data, 200 if state in TERMINAL else 202)
+
+
+class RunRequeueView(View):
+    """Taking one run from its driver."""
+
+    @extend_schema(operation_id="runs_requeue", tags=["runs"], request=ReasonBody, responses=RunSerializer)
+    def post(self, request: Request, run: int) -> Response:
+        """For operators: back into the queue, or ended if no try is left; its driver learns of it at its next call.
+
+        409: no driver has it, or strict fencing is on.
+        """
+        require(request, "admission.requeue_run")
+        reason = parse_body(ReasonBody, request).reason
+        row = find_run(None, run)
+        held = [(run, row.epoch)] if row.state in HOLDING else []
+        if not requeue_runs(held, actor=actor_of(request), reason=reason):
+            raise Conflict(f"Run {run} is with no driver now.", code="run_not_held")
+        return Response(RunSerializer(find_run(None, run)).data)

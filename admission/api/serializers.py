@@ -7,7 +7,7 @@ from typing import Any
 from rest_framework import serializers
 
 from admission.models import Attempt, Batch, Counter, Permit, Run, Tenant
-from admission.services.submitting import Outcome
+from admission.services.submitting import Outcome, Submitted
 from admission.states import Scope
 
 OUTSIDE_PARTS = 3
@@ -78,6 +78,16 @@ class SubmittedSerializer(serializers.Serializer[Any]):
     warnings = serializers.ListField(
         child=serializers.CharField(), help_text="It is queued, and nobody enrolled could ever take it: why."
     )
+
+
+def shown_submitted(result: Submitted) -> dict[str, Any]:
+    """The same as a plain dictionary: a serializer takes longer for it than the whole submit in the database."""
+    return {
+        "outcome": result.outcome.value,
+        "id": result.run,
+        "errors": result.errors,
+        "warnings": result.warnings,
+    }
 
 
 class BatchSerializer(serializers.ModelSerializer[Batch]):
@@ -200,3 +210,11 @@ class ReleaseSerializer(serializers.Serializer[Any]):
 
     id = serializers.CharField()
     released = serializers.BooleanField()
+
+
+class ForcedSerializer(serializers.Serializer[Any]):
+    """What a forced release did."""
+
+    runs_taken = serializers.IntegerField(help_text="Runs taken from their driver, with all their permits.")
+    released = serializers.IntegerField(help_text="Permits of other systems.")
+    gone = serializers.IntegerField(help_text="Changed hands, or ended, meanwhile.")

@@ -50,17 +50,25 @@ class Identity:
         return self.protocol, self.daemon, self.ledger
 
 
-class _View:
-    """Holders for a look at the containers; none of them counts where a ledger is about to begin."""
+COUNTED = "counted"
+"""No ledger is about to begin: every holder counts."""
 
-    def __init__(self, read: Callable[[Connection], Snapshot], connection: Connection, *, nobody: bool) -> None:
+
+class _View:
+    """Holders for a look at the containers; those of a ledger that is about to be replaced do not count.
+
+    Only while it is still there: another process may have begun the new one since, and what that one counts runs.
+    """
+
+    def __init__(self, read: Callable[[Connection], Snapshot], connection: Connection, replaced: str | None) -> None:
         self._read = read
         self._connection = connection
-        self._nobody = nobody
+        self._replaced = replaced
 
     def read(self) -> Snapshot:
         snapshot = self._read(self._connection)
-        return replace(snapshot, holders=()) if self._nobody else snapshot
+        ledger = snapshot.config.ledger if snapshot.config else None
+        return replace(snapshot, holders=()) if ledger == self._replaced else snapshot
 
 
 class Gate:
@@ -194,18 +202,16 @@ class Gate:
             # Whoever initialised died before putting the mark, or the marks were deleted from the daemon.
             self._outside.put_ledger(mine)
         else:
-            log.critical(
-                "Redis holds another dataset (ledger %s) than the one known on the Docker daemon (%s): nothing is "
-                "admitted until no container of this instance is left",
-                config.ledger,
-                known.ledger,
-            )
             self._begin_ledger(connection, config.daemon, config.ledger)
         return False
 
     def _begin_ledger(self, connection: Connection, daemon: str, replaced: str | None) -> None:
         """Missing or foreign configuration: drain, then begin anew. The next round compares what came of it."""
-        self._no_container_without_token(connection, nobody=True)
+        known = self._outside.ledger()
+        cause = _cause(known, replaced)
+        if cause:
+            log.critical("%s: nothing is admitted until no container of this instance is left", cause)
+        self._no_container_without_token(connection, replaced, cause)
         self.put_generation()
         known = self._outside.ledger()
         mark = LedgerMark(known.number + 1 if known else 1, secrets.token_hex(16))
@@ -227,14 +233,19 @@ class Gate:
         put = self._outside.put_generation(GenerationMark(mine.generation, mine.limit))
         _compare(mine, put.generation, put.limit)
 
-    def _no_container_without_token(self, connection: Connection, *, nobody: bool = False) -> None:
-        found = self._verify(_View(self.read, connection, nobody=nobody))
+    def _no_container_without_token(
+        self, connection: Connection, replaced: str | None = COUNTED, cause: str = ""
+    ) -> None:
+        found = self._verify(_View(self.read, connection, replaced))
         if found.removed:
             log.warning("containers without a slot were removed: %s", ", ".join(found.removed))
         if not found.clean:
             raise NotVerified(
-                "containers of this instance without a slot are left, or could not be looked for: "
-                + ("; ".join(found.problems) or "no reason was given")
+                (f"{cause}: " if cause else "")
+                + "nothing is admitted while containers of this instance without a slot are left, or could not be "
+                f"looked for ({'; '.join(found.problems) or 'no reason was given'}). They are being removed, and it "
+                "goes on by itself; one that cannot be: docker rm -f it, found by the label "
+                f"wharfinger.instance={self._entitlement.instance}"
             )
 
     def _end_lockdown(self, connection: Connection, config: Config) -> None:
@@ -243,6 +254,18 @@ class Gate:
         arguments = (self._protocol, config.daemon, config.ledger, config.lockdown_id)
         answer = connection.script(self._scripts["lockdown_clear"], self._keys, arguments)
         log.warning("lockdown (%s) after a clean pass: %s", config.lockdown_reason, answer[0])
+
+
+def _cause(known: LedgerMark | None, replaced: str | None) -> str:
+    """Why a ledger has to begin although the daemon knows one; '' where it knows none."""
+    if known is None:
+        return ""
+    if replaced is None:
+        return f"Redis has lost the slots of this instance (its Docker daemon knows ledger {known.number}, Redis none)"
+    return (
+        f"Redis holds another dataset (ledger {replaced}) than the one known on the Docker daemon ({known.ledger}); "
+        "if REDIS_URL is a mistake, correct it at once"
+    )
 
 
 def _compare(mine: Entitlement, generation: int, limit: int) -> None:

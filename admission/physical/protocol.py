@@ -112,8 +112,12 @@ class PhysicalSlots:
 
     def register(self, token: str, owner: str, container_id: str) -> Register:
         """Record the created container. Only after `ok` may it be started, once; else it has to be removed."""
-        answer = self._gated("register", _field(token), _field(owner), _container(container_id))
-        return Register(answer[0] == "ok", _reason(answer))
+        with self._server.connection() as connection:
+            identity = self._gate.ensure(connection)
+            answer = self._run(
+                connection, identity, "register", _field(token), _field(owner), _container(container_id)
+            )
+        return Register(answer[0] == "ok", _reason(answer), identity.ledger)
 
     def adopt(self, token: str, old_owner: str, new_owner: str) -> Adopt:
         """Take over a running, unexpired token of a process proven gone (R10). Inspect the container afterwards."""
@@ -177,14 +181,15 @@ class PhysicalSlots:
         """What would let Redis forget holders, as last looked at; self-hosted instances go on in spite of it."""
         return self._gate.warnings
 
-    def same_ledger(self) -> bool:
-        """Whether the daemon still knows the ledger that this process counts by.
+    def same_ledger(self, ledger: str) -> bool:
+        """Whether that ledger is still the one known on the daemon.
 
-        Asked between `register` and the start, it keeps two Redis servers from admitting for one instance: whoever
-        begins another ledger puts it on the daemon first and lists the containers then.
+        Asked between `register` and the start, with the ledger that registered, it keeps two Redis servers from
+        admitting for one instance: whoever begins another ledger puts it on the daemon first and lists the containers
+        then. What this process believes in by now is no answer: another thread may have gone over to the new one.
         """
         mark = self._outside.ledger()
-        return mark is not None and mark.ledger == self._gate.identity().ledger
+        return mark is not None and mark.ledger == ledger
 
     def begin_pass(self) -> PassMark:
         """Before the listing of a pass: what `clear_lockdown` may later rest on."""

@@ -82,10 +82,11 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Not `ok`: never start this container, remove it."""
+    """Not `ok`: never start this container, remove it. `ledger`: the one that counts it now."""
 
     ok: bool
     reason: Reason | None = None
+    ledger: str = ""
 
 
 class Renewed(StrEnum):

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from admission.driver_facts import DriverFacts
-from admission.states import Scope
+from admission.states import DriverKind, Scope
 from controlplane.core.sql import Row
 
 SHOWN_HOLDERS = 20
@@ -40,6 +40,7 @@ class Code(StrEnum):
     HARNESS_FULL = "harness_full"
     HOLDER_UNREACHABLE = "holder_unreachable"
     DRIVERS_FULL = "drivers_full"
+    PLACES = "physical_slots"
     HEAVY_FIRST = "heavy_run_first"
     BACKLOG = "backlog"
 
@@ -104,6 +105,16 @@ class Blocker:
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """What a driver's latest pass over the physical slots of its instance found (rule P15)."""
+
+    limit: int
+    containers: int
+    error: str
+    seconds_ago: float
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """Everything that was read about one queued run."""
 
@@ -111,12 +122,16 @@ class Situation:
     limits: Sequence[Limit]
     standing: Row
     drivers: Sequence[DriverFacts]
+    places: Mapping[str, Places] = field(default_factory=dict)
+    """By the name of a replica under a physical limit that passed lately."""
+    for_operator: bool = True
+    """Errors name servers and daemons, which are no tenant's business."""
 
 
 def judge(situation: Situation) -> list[Blocker]:
     """All that blocks, the most decisive first. Empty: nothing does, the next driver that looks takes it."""
     found: list[Blocker] = []
-    for part in (_hard_stops, _hopeless_limits, _nobody, _full_limits, _full_drivers, _line):
+    for part in (_hard_stops, _hopeless_limits, _nobody, _full_limits, _full_drivers, _no_places, _line):
         found += part(situation)
     return found
 
@@ -229,6 +244,26 @@ def _full_drivers(s: Situation) -> Iterator[Blocker]:
                 "where a slot is free, the machine's memory or processors are in use, or were not read lately."
             )
         yield Blocker(Code.DRIVERS_FULL, text, limit=slots, in_flight=held)
+
+
+def _no_places(s: Situation) -> Iterator[Blocker]:
+    """Drivers that have room may make no container: their instance has its number, or cannot count them."""
+    free = [d for d in _suitable(s) if not d.full(s.run["memory_mib"], s.run["cpu"])]
+    known = [s.places[d.name] for d in free if d.kind is DriverKind.REPLICA and d.name in s.places]
+    if not free or len(known) < len(free):
+        return
+    broken = next((places for places in known if places.error), None)
+    full = all(places.containers >= places.limit for places in known)
+    if broken is not None:
+        why = broken.error if s.for_operator else "their physical slots cannot be counted at present"
+        yield Blocker(Code.PLACES, f"The drivers that suit it may make no container now: {why}.")
+    elif full:
+        limit, there = sum(p.limit for p in known[:1]), sum(p.containers for p in known[:1])
+        text = (
+            f"Every physical slot of the drivers that suit it is taken: {there} containers of at most {limit}, "
+            f"as the latest pass found {known[0].seconds_ago:.0f} s ago."
+        )
+        yield Blocker(Code.PLACES, text, limit=limit, in_flight=there)
 
 
 def _line(s: Situation) -> Iterator[Blocker]:

@@ -35,16 +35,20 @@ def profile_of(driver: Driver, memory_mib: int | None, cpu: float | None) -> Pro
     return Profile(driver.tenant_id, labels, tuple(driver.backends), memory_mib, cpu)
 
 
-def suitable_runs(wanted: Mapping[Profile, int]) -> dict[Profile, list[int]]:
+def suitable_runs(wanted: Mapping[Profile, int], *, announced: bool = False) -> dict[Profile, list[int]]:
     """Queued runs under limits with headroom, for each profile up to as many as are wanted of it.
 
-    One index probe where nothing waits; then, once a second, lapsed permits that keep work from those who wait are
-    reaped (rule A12), so not inside a transaction.
+    One index probe where nothing waits; spared where something was just `announced`, for then something does. Where
+    nothing is found, lapsed permits that keep work from those who wait are reaped once a second (rule A12), so not
+    inside a transaction.
     """
     if not wanted:
         return {}
-    if not (_anything_waits() or (reap_refusing() and _anything_waits())):
-        return {}
+    found = _read_suitable(wanted) if announced or _anything_waits() else {}
+    return found or (_read_suitable(wanted) if reap_refusing() else {})
+
+
+def _read_suitable(wanted: Mapping[Profile, int]) -> dict[Profile, list[int]]:
     profiles = list(wanted)
     asked = [{"n": n, "wanted": min(wanted[p], MOST_WANTED), **_described(p)} for n, p in enumerate(profiles)]
     found: dict[Profile, list[int]] = {}

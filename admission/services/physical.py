@@ -34,6 +34,12 @@ SILENT_SECONDS = 120.0
 
 SHOWN_PROCESSES = 200
 
+LOST = (
+    "Redis holds nothing of this instance: its data were lost. Nothing is admitted until no container of the instance "
+    "is left; the latest pass found {existing}. They are being removed, and it goes on by itself; one that cannot be "
+    "removed is named in the last error of a process"
+)
+
 NO_SERVER = "REDIS_URL is not set: physical slots are kept in Redis or Valkey; set it, the same for every process"
 
 
@@ -189,12 +195,16 @@ def read_slots() -> SlotsView:
         error = entitlement.message if isinstance(entitlement, EntitlementRefused) else ""
         return SlotsView(as_of, entitlement, error=error)
     snapshot, error = _snapshot(entitlement)
-    instance = {"instance": entitlement.instance}
-    found = rows(sql.READ_REPORTS, {**instance, "most": SHOWN_PROCESSES})
-    processes = tuple(Process(**row) for row in found)
-    asked = one(sql.READ_REQUEST, instance)
+    processes = read_processes(entitlement)
+    asked = one(sql.READ_REQUEST, {"instance": entitlement.instance})
     drift = tuple(_drift(entitlement, snapshot, processes))
     return SlotsView(as_of, entitlement, snapshot, error, processes, Request(**asked) if asked else None, drift)
+
+
+def read_processes(entitlement: Entitlement) -> tuple[Process, ...]:
+    """The latest pass of each process, those heard last first. One statement, and nobody but the database is asked."""
+    found = rows(sql.READ_REPORTS, {"instance": entitlement.instance, "most": SHOWN_PROCESSES})
+    return tuple(Process(**row) for row in found)
 
 
 def _snapshot(entitlement: Entitlement) -> tuple[Snapshot | None, str]:
@@ -214,6 +224,9 @@ def _drift(entitlement: Entitlement, snapshot: Snapshot | None, processes: tuple
         if newest.without_container:
             found.append(f"slots whose container is not there: {newest.without_container}")
     config = snapshot.config if snapshot else None
+    if snapshot is not None and config is None and processes:
+        # A process reports its passes only when one has begun the ledger, or found why none can begin.
+        found.append(LOST.format(existing=processes[0].existing))
     if config is not None and (config.generation, config.limit) != (entitlement.generation, entitlement.limit):
         found.append(
             f"generation {config.generation} with limit {config.limit} is in force, this process has generation "

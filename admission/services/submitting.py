@@ -65,6 +65,7 @@ class _Item:
     position: int
     spec: RunSpec
     key: str | None
+    stored: dict[str, Any]
     hash: str
 
 
@@ -98,7 +99,7 @@ def submit_runs(
     results: list[Submitted | None] = [None] * len(submissions)
     items = _with_references(tenant, _validate(submissions, results), results)
     if items:
-        _check_depth(tenant, len(items))
+        _check_fleet(len(items))
         _insert_repeating(tenant, items, results, actor, batch)
         _warn(tenant, items, results)
     assert all(r is not None for r in results)  # noqa: S101 - each position was answered above
@@ -121,9 +122,7 @@ def _insert_repeating(
     """
     for tries_left in range(_DEADLOCK_TRIES - 1, -1, -1):
         try:
-            with transaction.atomic():
-                _insert(tenant, items, results, actor, batch)
-                announce()
+            _insert(tenant, items, results, actor, batch)
             return
         except OperationalError as error:
             if not tries_left or getattr(error.__cause__, "sqlstate", "") != DEADLOCK_SQLSTATE:
@@ -145,7 +144,8 @@ def _validate(submissions: Sequence[Submission], results: list[Submitted | None]
                 Outcome.INVALID, errors=[{"field": "idempotency_key", "error": error.detail}]
             )
             continue
-        item = _Item(position, spec, key, spec_hash(spec))
+        stored = spec.stored()
+        item = _Item(position, spec, key, stored, _hash(stored))
         if key is not None and (twin := first.setdefault(key, item)) is not item and twin.hash != item.hash:
             results[position] = Submitted(Outcome.CONFLICT)
             continue
@@ -183,23 +183,14 @@ def _check_key(key: str | None) -> str | None:
     return key
 
 
-def spec_hash(spec: RunSpec) -> str:
-    """Equal for equal meaning: defaults left out, keys sorted."""
-    return hashlib.sha256(json.dumps(spec.stored(), sort_keys=True).encode()).hexdigest()
+def _hash(stored: dict[str, Any]) -> str:
+    """Equal for equal meaning: defaults are left out, keys sorted."""
+    return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
 
 
-def _check_depth(tenant: Tenant, count: int) -> None:
+def _check_fleet(count: int) -> None:
     """Backpressure before anything is reserved. Counted, not locked: a burst may pass it by what is under way."""
-    settings = conf()
-    cap = settings.queue_depth_tenant if tenant.queue_depth is None else tenant.queue_depth
-    row = one(sql.COUNT_QUEUED_TENANT, {"tenant_id": tenant.pk, "limit": cap + 1})
-    if row and row["depth"] + count > cap:
-        raise TryLater(
-            f"Tenant {tenant.slug!r} has {row['depth']} runs queued; at most {cap}.",
-            retry_after_seconds=10,
-            code="tenant_queue_full",
-        )
-    cap = settings.queue_depth_global
+    cap = conf().queue_depth_global
     if _fleet_depth.read(cap + 1) + count > cap:
         raise TryLater(f"The fleet's queue of {cap} runs is full.", retry_after_seconds=30, code="queue_full")
 
@@ -232,26 +223,57 @@ _fleet_depth = _FleetDepth()
 def _insert(
     tenant: Tenant, items: Sequence[_Item], results: list[Submitted | None], actor: Actor, batch: str | None
 ) -> None:
-    if one(sql.LOCK_SUBMITTER, {"tenant_id": tenant.pk}) is None:
-        raise NotFound(f"There is no tenant {tenant.slug!r} that takes runs.")
-    _ensure_counters(tenant, items)
-    batch_id = _batch(tenant, batch) if batch else None
-    unique = _without_twins(items)
-    inserted = rows(
-        sql.INSERT_RUNS,
-        {
-            "tenant_id": tenant.pk,
-            "batch_id": batch_id,
-            "created_by": actor.name,
-            "runs": json.dumps([_row(item) for item in unique]),
-        },
-    )
+    counters = _counters(tenant, items)
+    if not counters and not batch:
+        # The usual submit: one statement, which is a transaction by itself.
+        inserted = _insert_runs(tenant, items, actor, None)
+        announce()
+    else:
+        with transaction.atomic():
+            if one(sql.LOCK_SUBMITTER, {"tenant_id": tenant.pk}) is None:
+                raise _takes_none(tenant)
+            _ensure_counters(tenant, counters)
+            inserted = _insert_runs(tenant, items, actor, _batch(tenant, batch) if batch else None)
+            announce()
     keyless = iter([r["id"] for r in inserted if r["idempotency_key"] is None])
     created = {r["idempotency_key"]: r["id"] for r in inserted if r["idempotency_key"] is not None}
     asked = [item.key for item in items if item.key is not None and item.key not in created]
     existing = {r["idempotency_key"]: r for r in _by_key(tenant, asked)}
+    if len(existing) < len(set(asked)):
+        # Runs go with their tenant only.
+        raise _takes_none(tenant)
     for item in items:
         results[item.position] = _answer(item, created, existing, keyless)
+
+
+def _insert_runs(tenant: Tenant, items: Sequence[_Item], actor: Actor, batch_id: int | None) -> list[Row]:
+    """Those that are new. Raises NotFound for a tenant that goes, TryLater when its queue is full."""
+    cap = conf().queue_depth_tenant if tenant.queue_depth is None else tenant.queue_depth
+    room = cap - len(items)
+    found = rows(
+        sql.INSERT_RUNS,
+        {
+            "tenant_id": tenant.pk,
+            "limit": cap + 1,
+            "room": room,
+            "batch_id": batch_id,
+            "created_by": actor.name,
+            "runs": json.dumps([_row(item) for item in _without_twins(items)]),
+        },
+    )
+    if not found[0]["lives"]:
+        raise _takes_none(tenant)
+    if found[0]["depth"] > room:
+        raise TryLater(
+            f"Tenant {tenant.slug!r} has {found[0]['depth']} runs queued; at most {cap}.",
+            retry_after_seconds=10,
+            code="tenant_queue_full",
+        )
+    return [row for row in found if row["id"] is not None]
+
+
+def _takes_none(tenant: Tenant) -> NotFound:
+    return NotFound(f"There is no tenant {tenant.slug!r} that takes runs.")
 
 
 def _by_key(tenant: Tenant, keys: Sequence[str]) -> list[Row]:
@@ -286,23 +308,27 @@ def _batch(tenant: Tenant, name: str) -> int:
     return Batch.objects.get_or_create(tenant=tenant, name=name)[0].pk
 
 
-def _ensure_counters(tenant: Tenant, items: Sequence[_Item]) -> None:
+def _counters(tenant: Tenant, items: Sequence[_Item]) -> list[tuple[str, str]]:
+    """The shared limits that these runs name, in the order of locks."""
     wanted: set[tuple[str, str]] = set()
     for item in items:
         if item.spec.harness:
             wanted.add((Scope.HARNESS.value, item.spec.harness))
         if item.spec.concurrency_key:
             wanted.add((Scope.KEY.value, f"{tenant.pk}:{item.spec.concurrency_key}"))
-    if not wanted:
+    return sorted(wanted)
+
+
+def _ensure_counters(tenant: Tenant, counters: Sequence[tuple[str, str]]) -> None:
+    if not counters:
         return
-    ordered = sorted(wanted)
     execute(
         sql.ENSURE_COUNTERS,
         {
-            "scopes": [scope for scope, _ in ordered],
-            "keys": [key for _, key in ordered],
-            "tenants": [tenant.pk if scope == Scope.KEY.value else None for scope, _ in ordered],
-            "limits": [DEFAULT_KEY_LIMIT if scope == Scope.KEY.value else None for scope, _ in ordered],
+            "scopes": [scope for scope, _ in counters],
+            "keys": [key for _, key in counters],
+            "tenants": [tenant.pk if scope == Scope.KEY.value else None for scope, _ in counters],
+            "limits": [DEFAULT_KEY_LIMIT if scope == Scope.KEY.value else None for scope, _ in counters],
         },
     )
 
@@ -313,7 +339,7 @@ def _row(item: _Item) -> dict[str, Any]:
         "position": item.position,
         "name": spec.name or "",
         "kind": spec.kind,
-        "spec": spec.stored(),
+        "spec": item.stored,
         "labels": spec.labels,
         "backend": spec.backend or "",
         "harness": spec.harness or "",

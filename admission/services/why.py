@@ -11,11 +11,14 @@ from datetime import datetime
 from typing import Any
 
 from admission.driver_facts import DriverFacts, read_driver_facts
-from admission.services.blockers import COUNTED, Blocker, Holder, Limit, Situation, first_sentence, judge
+from admission.services.blockers import COUNTED, Blocker, Holder, Limit, Places, Situation, first_sentence, judge
 from admission.sql import why as sql
 from admission.states import HOLDING, RunState, Scope
 from controlplane.core.errors import NotFound
 from controlplane.core.sql import Row, one, rows
+
+PASSED_SECONDS = 30.0
+"""A pass over physical slots that is older than two intervals says nothing of the present."""
 
 READ_HOLDERS = 200
 """Looked through for drivers that are not heard; the answer shows the oldest of them."""
@@ -65,7 +68,8 @@ def explain(run: int, *, tenant_id: int | None = None) -> Why:
         return Why(row["id"], row["tenant"], state, row["now"], _not_waiting(row, state))
     drivers = read_driver_facts()
     standing = _read_standing(row)
-    blockers = judge(Situation(row, _read_limits(row, drivers, tenant_id), standing, drivers))
+    limits = _read_limits(row, drivers, tenant_id)
+    blockers = judge(Situation(row, limits, standing, drivers, _read_places(), for_operator=tenant_id is None))
     return Why(
         row["id"],
         row["tenant"],
@@ -76,6 +80,10 @@ def explain(run: int, *, tenant_id: int | None = None) -> Why:
         _standing(row, standing),
         _next_look(row),
     )
+
+
+def _read_places() -> dict[str, Places]:
+    return {found.pop("process"): Places(**found) for found in rows(sql.READ_PLACES, {"age": PASSED_SECONDS})}
 
 
 def _not_waiting(row: Row, state: RunState) -> str:

@@ -53,27 +53,27 @@ CROSS JOIN LATERAL (
 ) found
 """
 
-# Whether a quota stands, under the lock that excludes a first quota (T9) and a deletion. Those hold FOR UPDATE: their
-# tenant is left out, not waited for, so that it holds up nobody else's admission, and so that locking further tenants
-# after some runs can close no circle of waits.
-LOCK_TENANTS: Final = """
-SELECT id, slug, has_quota FROM admission_tenant
-WHERE id = ANY(%(tenants)s) AND deleting_at IS NULL AND paused_at IS NULL
-ORDER BY id FOR KEY SHARE SKIP LOCKED
-"""
-
-# Candidates: for each tenant its next `n` runs that this driver may take, locked; rows that another driver is just
-# taking are skipped. A run for a backend that does not exist suits everybody: whoever comes first sets it aside. A run
-# under a full key or harness is passed over, or it would hide those behind it; that is a pre-filter, the counters
-# decide. Index: run_queue, one ordered scan a tenant; counter_scope_key for runs that name a shared limit. In a CTE,
-# so that it is executed once.
+# Candidates: of each tenant that may be served its next `n` runs that this driver may take, both locked.
+# The tenant's lock says whether a quota stands and excludes a first quota (T9) and a deletion. Those hold FOR UPDATE:
+# their tenant is left out, not waited for, so that it holds up nobody else's admission, and so that locking further
+# tenants after some runs can close no circle of waits. A tenant without a row in the answer is left out; one row with
+# `id` null: it has nothing that suits.
+# Rows that another driver is just taking are skipped. A run for a backend that does not exist suits everybody: whoever
+# comes first sets it aside. A run under a full key or harness is passed over, or it would hide those behind it; that
+# is a pre-filter, the counters decide. Index: primary key; run_queue, one ordered scan a tenant; counter_scope_key for
+# runs that name a shared limit. In CTEs, so that each is executed once.
 PICK_RUNS: Final = """
 WITH asked AS (SELECT * FROM unnest(%(tenants)s::bigint[], %(counts)s::int[]) AS a(tenant_id, n)),
+owner AS MATERIALIZED (
+    SELECT id, slug, has_quota FROM admission_tenant
+    WHERE id = ANY(%(tenants)s::bigint[]) AND deleting_at IS NULL AND paused_at IS NULL
+    ORDER BY id FOR KEY SHARE SKIP LOCKED
+),
 picked AS MATERIALIZED (
-    SELECT r.* FROM asked a CROSS JOIN LATERAL (
+    SELECT r.* FROM owner o JOIN asked a ON a.tenant_id = o.id CROSS JOIN LATERAL (
         SELECT id, tenant_id, rank_at, spec, weight, backend, harness, concurrency_key, memory_mib, cpu
         FROM admission_run q
-        WHERE tenant_id = a.tenant_id AND state = 'queued' AND NOT delayed
+        WHERE tenant_id = o.id AND state = 'queued' AND NOT delayed
           AND (queue_deadline IS NULL OR queue_deadline > statement_timestamp())
           AND (kind IS NULL OR kind = 'task')
           AND labels <@ %(labels)s::jsonb
@@ -90,7 +90,10 @@ picked AS MATERIALIZED (
         ORDER BY rank_at, id LIMIT a.n FOR NO KEY UPDATE SKIP LOCKED
     ) r
 )
-SELECT * FROM picked ORDER BY tenant_id, rank_at, id
+SELECT o.id AS tenant_id, o.slug, o.has_quota, p.id, p.rank_at, p.spec, p.weight, p.backend, p.harness,
+       p.concurrency_key, p.memory_mib, p.cpu
+FROM owner o LEFT JOIN picked p ON p.tenant_id = o.id
+ORDER BY o.id, p.rank_at, p.id
 """
 
 # Lock the counters that the candidates need, in the one order; newest values. A tenant paused meanwhile has none to
@@ -108,7 +111,7 @@ ORDER BY c.scope, c.key FOR NO KEY UPDATE
 # predicate; the caller compares `counted` with what it asked for and rolls back on any difference. `admitted_at` is
 # read after the counters were locked, so in the history a successor is never admitted before its predecessor's release
 # (rule A30).
-ADMIT_RUNS: Final = """
+_ADMITTING: Final = """
 WITH counted AS (
     UPDATE admission_counter c
     SET in_flight = c.in_flight + d.weight,
@@ -145,9 +148,17 @@ permitted AS (
     FROM admitted a
     JOIN unnest(%(needs_run)s::bigint[], %(needs_scope)s::text[], %(needs_key)s::text[]) AS n(run_id, scope, key)
       ON n.run_id = a.id
-)
+)"""
+
+
+def admit_runs(also: str = "") -> str:
+    """The admitting statement. `also`: what is written with it, as further parts that read `admitted`."""
+    return f"""{_ADMITTING}{also}
 SELECT id, attempt, epoch, (SELECT count(*) FROM counted) AS counted FROM admitted
 """
+
+
+ADMIT_RUNS: Final = admit_runs()
 
 # Set aside rows that cannot be executed by anybody (rule A25). Rows are locked by PICK_RUNS already.
 SET_ASIDE: Final = """

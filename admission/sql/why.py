@@ -70,3 +70,13 @@ LEFT JOIN LATERAL (
     SELECT driver_kind, driver_id, lease_until FROM admission_run WHERE id = h.run_id OFFSET 0) r ON true
 ORDER BY h.scope, h.key, h.acquired_at, h.id
 """
+
+# What the passes of the last seconds found of physical slots, by process. No locks. 0 rows: no limit is set anywhere,
+# or no replica passed lately. The table holds a row for each living replica: read whole.
+READ_PLACES: Final = """
+SELECT process, "limit", containers_running + containers_created + containers_other AS containers,
+       CASE WHEN error_at >= reported_at - interval '1 ms' THEN last_error ELSE '' END AS error,
+       extract(epoch FROM statement_timestamp() - reported_at)::float8 AS seconds_ago
+FROM admission_physicalreport
+WHERE reported_at > statement_timestamp() - make_interval(secs => %(age)s)
+"""

@@ -16,6 +16,7 @@ from django.template.response import TemplateResponse
 
 from controlplane.admin_base.paging import EstimatingPaginator
 from controlplane.admin_base.verbs import VerbAdmin
+from controlplane.core.clock import database_now
 
 if TYPE_CHECKING:
     from django.contrib.admin import AdminSite, RelatedFieldListFilter, action, display
@@ -76,13 +77,33 @@ class ModelAdmin(VerbAdmin, _SkinModelAdmin):
             cl.full_result_count = cl.result_count
             bare = not (cl.result_count or cl.query or cl.has_active_filters)
             context["empty_hint"] = self.empty_list_hint if bare else ""
+            context["as_of"] = database_now()
         return response
+
+    def get_fieldsets(self, request: HttpRequest, obj: Model | None = None) -> Any:
+        """No more than two fields beside each other: more of them cut each other's text off."""
+        return [
+            (title, {**options, "fields": [pair for row in options["fields"] for pair in _pairs(row)]})
+            for title, options in super().get_fieldsets(request, obj)
+        ]
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """Says of when the page is: its ages and countdowns go on by themselves, its numbers do not."""
+        return super().render_change_form(request, {"as_of": database_now(), **context}, *args, **kwargs)
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         """Only verbs: Django's bulk delete would pass by the services and their audit."""
         actions = super().get_actions(request)
         actions.pop("delete_selected", None)
         return actions
+
+
+def _pairs(row: Any) -> list[Any]:
+    if not isinstance(row, list | tuple):
+        return [row]
+    return [tuple(row[place : place + 2]) for place in range(0, len(row), 2)]
 
 
 class ReadOnlyAdmin(ModelAdmin):

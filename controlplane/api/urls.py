@@ -8,6 +8,8 @@ from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
 from controlplane.api.views import UnknownPath
 
 v1: list[URLPattern | URLResolver] = [
+    # First, and by one prefix: runners ask the most, and each pattern before theirs is tried at every request.
+    path("runner/", include("runners.api.protocol_urls")),
     path("", include("admission.api.urls")),
     path("", include("runners.api.urls")),
     path("", include("recovery.api.urls")),

@@ -1,6 +1,7 @@
 """Who this process is: enough to prove later that it is gone.
 
-A process is named by (machine, boot, pid, start time): a pid alone is reused, a host name alone is cloned.
+A process is named by (machine, boot and PID namespace, pid, start time): a pid alone is reused, and counted anew in
+every container; a host name alone is cloned.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from uuid import UUID, uuid4
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MACHINE_ID = Path("/etc/machine-id")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
+_FIRST_NAMESPACE = "4026531836"  # PROC_PID_INIT_INO of the kernel: the machine's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,10 @@ def process_start(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """Changes with every start of the machine."""
-    return _BOOT_ID.read_text().strip()
+    """Changes with every start of the machine; in a PID namespace of its own, as in a container, `boot:namespace`."""
+    boot = _BOOT_ID.read_text().strip()
+    namespace = str(_PID_NAMESPACE.readlink()).strip("pid:[]")
+    return boot if namespace == _FIRST_NAMESPACE else f"{boot}:{namespace}"
 
 
 def machine_id() -> str:
@@ -63,10 +68,15 @@ def current_process() -> ProcessIdentity:
 
 
 def proven_gone(*, machine: str, boot: str, pid: int, pid_start: int) -> bool:
-    """Whether that process certainly no longer runs. False also means "not known" (another machine)."""
+    """Whether that process certainly no longer runs. False also means "not known" (another machine or container)."""
     if machine != machine_id():
         return False
-    return boot != boot_id() or process_start(pid) != pid_start or _is_zombie(pid)
+    here = boot_id()
+    if boot == here:
+        return process_start(pid) != pid_start or _is_zombie(pid)
+    # Before the last start of this machine. A container knows nothing of the kind: its machine id may be that of its
+    # image, on whichever machine it runs, and pids of its neighbours mean nothing to it.
+    return ":" not in boot and ":" not in here
 
 
 def _is_zombie(pid: int) -> bool:

@@ -23,7 +23,8 @@ class AuditEntry(models.Model):
     )
     verb = models.CharField(max_length=60)
     subject_type = models.CharField(max_length=40)
-    subject = models.CharField(max_length=200)
+    # The longest is a permit's holder, or a counter's scope and key: what cannot be written down cannot be done.
+    subject = models.CharField(max_length=400)
     reason = models.TextField(blank=True)
     before = models.JSONField(null=True, blank=True)
     after = models.JSONField(null=True, blank=True)
@@ -32,7 +33,7 @@ class AuditEntry(models.Model):
     class Meta:
         ordering = ("-id",)
         verbose_name = "audit entry"
-        verbose_name_plural = "audit log"
+        verbose_name_plural = "audit entries"
         indexes = (
             models.Index(fields=("subject_type", "subject", "-id"), name="audit_subject"),
             models.Index(fields=("verb", "-id"), name="audit_verb"),

@@ -1,8 +1,9 @@
 """Saying and hearing that something changed: an accelerator, never the truth (rule G9).
 
 Whoever commits something that may let somebody start, stop or settle earlier calls `announce`. Nothing depends on it:
-those who wait also look by themselves. A thread of its own sends the NOTIFY, for the commits of notifying transactions
-wait for each other; however often something is announced, it sends at most one in `GAP_SECONDS`.
+those who wait also look by themselves. The NOTIFY is a transaction of its own after that commit, for the commits of
+notifying transactions wait for each other; however often something is announced, a process sends at most one in
+`GAP_SECONDS`.
 
 LISTEN is session state, which a transaction pooler does not keep: `DATABASE_DIRECT_URL` names the server itself.
 """
@@ -13,16 +14,21 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from time import monotonic
+from typing import Any
 
 import psycopg
 from django.conf import settings
-from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from controlplane.core.sql import execute
+from controlplane.core.environment import PATIENCE
 
 log = logging.getLogger(__name__)
 
 CHANNEL = "wharfinger"
+OF_THE_CLIENT = frozenset({"prepare_threshold", "pool", "isolation_level", "server_side_binding", "assume_role"})
+"""Options of a connection that mean something to psycopg or Django, not to the server's library."""
+
 GAP_SECONDS = 0.01
 ALIVE_SECONDS = 5.0
 MOST_PAUSE_SECONDS = 30.0
@@ -33,38 +39,74 @@ NOTIFY = "SELECT pg_notify(%(channel)s, '')"
 
 
 class _Announcer:
-    """One thread for each process, started by the first word, anew after a fork."""
+    """Sends by the thread that asks, or by one of its own: where something was just sent, or there is no session yet.
+
+    A thread that is woken for it waits for the interpreter first, beside the one that goes on: 1 ms later. The session
+    is not Django's: each thread has its own of those, and what is sent here is none of its request's statements.
+    """
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
-        self._lock = threading.Lock()
         self._process = 0
+        self._beginning = threading.Lock()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._asked = threading.Event()
+        self._sending = threading.Lock()
+        self._session: psycopg.Connection[Any] | None = None
+        self._sent_at = float("-inf")
 
     def ask(self) -> None:
-        """Send one soon. Returns at once."""
-        self._asked.set()
+        """Send one now, or soon."""
         if self._process != os.getpid():
             self._begin()
+        if not self._send_at_once():
+            self._asked.set()
 
     def _begin(self) -> None:
-        with self._lock:
+        """In this process for the first time, or anew after a fork: neither session nor locks are the parent's."""
+        with self._beginning:
             if self._process != os.getpid():
+                self._reset()
                 self._process = os.getpid()
                 threading.Thread(target=self._run, name="announcer", daemon=True).start()
+
+    def _send_at_once(self) -> bool:
+        if self._session is None or monotonic() - self._sent_at < GAP_SECONDS:
+            return False
+        if not self._sending.acquire(blocking=False):
+            return False
+        try:
+            return self._send()
+        finally:
+            self._sending.release()
 
     def _run(self) -> None:
         gap = threading.Event()
         while True:
             self._asked.wait()
+            gap.wait(max(0.0, self._sent_at + GAP_SECONDS - monotonic()))
             # Cleared before it is sent: what is asked for meanwhile is sent again.
             self._asked.clear()
-            try:
-                close_old_connections()
-                execute(NOTIFY, {"channel": CHANNEL})
-            except Exception as error:  # noqa: BLE001 - whoever waits looks by himself; said, so that it is not a riddle
-                log.warning("wakeups.not_sent", extra={"error": str(error)})
-                connections[DEFAULT_DB_ALIAS].close()
-            gap.wait(GAP_SECONDS)
+            with self._sending:
+                # The session may have died since it was used last: then once more, on another.
+                _ = self._send() or self._send()
+
+    def _send(self) -> bool:
+        """False: it was not sent; whoever waits looks by himself."""
+        self._sent_at = monotonic()
+        try:
+            if self._session is None:
+                given = connections[DEFAULT_DB_ALIAS].get_connection_params()
+                self._session = psycopg.connect(**{**given, "autocommit": True})
+            self._session.execute(NOTIFY, {"channel": CHANNEL})
+        except Exception as error:  # noqa: BLE001 - what it was called for is committed; said, so that it is no riddle
+            log.warning("wakeups.not_sent", extra={"error": str(error)})
+            if self._session is not None:
+                self._session.close()
+            self._session = None
+            return False
+        return True
 
 
 _announcer = _Announcer()
@@ -90,11 +132,14 @@ def hear_here(hear: Callable[[], None]) -> None:
 def listening_address() -> str:
     """Where LISTEN reaches the server itself."""
     if direct := os.environ.get("DATABASE_DIRECT_URL"):
-        return direct
+        # What the address itself says wins.
+        return psycopg.conninfo.make_conninfo("", **{**PATIENCE, **psycopg.conninfo.conninfo_to_dict(direct)})
     given = settings.DATABASES[DEFAULT_DB_ALIAS]
     names = {"HOST": "host", "PORT": "port", "NAME": "dbname", "USER": "user", "PASSWORD": "password"}
     parts = {libpq: str(given[name]) for name, libpq in names.items() if given.get(name)}
-    return psycopg.conninfo.make_conninfo("", **parts, connect_timeout="10")
+    # As every other connection: by the same certificates, and no more patient with a server that vanished.
+    options = {name: value for name, value in given["OPTIONS"].items() if name not in OF_THE_CLIENT}
+    return psycopg.conninfo.make_conninfo("", **{**PATIENCE, **options, **parts})
 
 
 class Listener:

@@ -25,6 +25,7 @@ from urllib.parse import quote
 import psycopg
 
 INTERVAL_SECONDS = 0.02
+LOOK_SECONDS = 0.1
 OUTAGE_SECONDS = 120.0
 
 # One snapshot: what each tenant's permits sum to, its limit, its counter, and its runs that hold compute.
@@ -35,9 +36,18 @@ SELECT t.slug, c."limit", c.in_flight,
 FROM admission_tenant t JOIN admission_counter c ON c.scope = 'tenant' AND c.key = t.id::text
 WHERE t.slug = ANY(%s)
 """
-TENANTS_OF = (
-    "SELECT r.id, t.slug FROM admission_run r JOIN admission_tenant t ON t.id = r.tenant_id WHERE r.id = ANY(%s)"
-)
+# Whose containers these are: of this ledger are those that a replica or a runner of it made. Another fleet on the same
+# daemon has runs of the same numbers.
+TENANTS_OF = """
+SELECT a.run, a.driver, t.slug FROM unnest(%s::bigint[], %s::text[]) AS a(run, driver)
+JOIN admission_run r ON r.id = a.run JOIN admission_tenant t ON t.id = r.tenant_id
+WHERE EXISTS (SELECT FROM admission_attempt m WHERE m.run_id = a.run AND m.maker::text = a.driver)
+   OR EXISTS (SELECT FROM runners_runner n
+              WHERE a.driver IN ('runner-' || left(encode(n.hash, 'hex'), 16),
+                                 'runner-' || left(encode(n.old_hash, 'hex'), 16)))
+"""
+Container = tuple[int, str]
+"""A run and what says who made it."""
 
 
 class _SocketConnection(http.client.HTTPConnection):
@@ -86,11 +96,11 @@ class Ledger:
         self._seen = seen
         self._connection = self._connect()
 
-    def read(self, statement: str, parameter: list[Any]) -> list[Any]:
+    def read(self, statement: str, *parameters: list[Any]) -> list[Any]:
         """All rows; waits through an outage."""
         while True:
             try:
-                return self._connection.execute(statement, (parameter,)).fetchall()
+                return self._connection.execute(statement, parameters).fetchall()
             except psycopg.OperationalError:
                 self._seen.outages += 1
                 self._connection.close()
@@ -135,7 +145,7 @@ class ContainerWatch:
         self._docker = _SocketConnection(socket_path)
         self._ledger = Ledger(database_url, seen)
         self._tenants = set(tenants)
-        self._tenant_of: dict[int, str] = {}
+        self._tenant_of: dict[Container, str] = {}
         self._seen = seen
 
     def sample(self) -> None:
@@ -148,18 +158,21 @@ class ContainerWatch:
                 self._seen.violate(f"{slug}: {counts[slug]} containers run, quota {limit}")
         self._seen.container_samples += 1
 
-    def _running(self) -> list[int]:
+    def _running(self) -> list[Container]:
         filters = quote(json.dumps({"label": ["wharfinger.run", "wharfinger.driver"]}))
         self._docker.request("GET", f"/containers/json?filters={filters}")
         answer = self._docker.getresponse()
         found: list[dict[str, Any]] = json.loads(answer.read())
-        return [int(container["Labels"]["wharfinger.run"]) for container in found]
+        return [(int(one["Labels"]["wharfinger.run"]), one["Labels"]["wharfinger.driver"]) for one in found]
 
-    def _slugs(self, runs: list[int]) -> Iterable[str]:
-        unknown = [run for run in runs if run not in self._tenant_of]
+    def _slugs(self, containers: list[Container]) -> Iterable[str]:
+        unknown = [one for one in containers if one not in self._tenant_of]
         if unknown:
-            self._tenant_of.update(dict(self._ledger.read(TENANTS_OF, unknown)))
-        return [self._tenant_of[run] for run in runs if run in self._tenant_of]
+            runs, drivers = map(list, zip(*unknown, strict=True))
+            # The attempt was committed before its container was made: what is not ours now never will be.
+            self._tenant_of.update(dict.fromkeys(unknown, ""))
+            self._tenant_of.update({(r, d): slug for r, d, slug in self._ledger.read(TENANTS_OF, runs, drivers)})
+        return [self._tenant_of[one] for one in containers]
 
 
 def _watch(sample: Any, seen: Seen, stop: threading.Event) -> None:
@@ -180,7 +193,9 @@ def main() -> None:
     parser.add_argument("tenants", nargs="+")
     options = parser.parse_args()
     seen, stop = Seen(), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # The handler notes it and no more: setting an event from there can meet this thread inside that event's lock.
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     watches = [PermitWatch(options.database_url, options.tenants, seen).sample]
     if options.docker_socket:
@@ -190,10 +205,12 @@ def main() -> None:
     threads = [threading.Thread(target=_watch, args=(sample, seen, stop), daemon=True) for sample in watches]
     for thread in threads:
         thread.start()
-    while not stop.wait(0.2):
+    while not asked:
+        time.sleep(LOOK_SECONDS)
         if not all(thread.is_alive() for thread in threads):
             seen.violate("a watch died: see the observer's log")
             break
+    stop.set()
     for thread in threads:
         thread.join(2)
     json.dump({name: getattr(seen, name) for name in seen.__slots__}, sys.stdout)

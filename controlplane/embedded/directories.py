@@ -46,8 +46,14 @@ class Home:
         account = _service_account() if os.geteuid() == 0 else None
         home = cls(path or _chosen_path(account), account)
         _refuse_foreign(home.path)
-        home.path.mkdir(parents=True, exist_ok=True)
-        (home.path / MARKER).touch()
+        try:
+            home.path.mkdir(parents=True, exist_ok=True)
+            (home.path / MARKER).touch()
+        except OSError as error:
+            raise EmbeddedError(
+                f"nothing can be kept in {home.path} ({error.strerror}). "
+                "Set WHARFINGER_HOME to a directory that this user may write to."
+            ) from error
         if account is not None:
             _refuse_unreachable(home.path.parent, account)
             os.chown(home.path, 0, account.gid)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from django.conf import settings
-
+from admission.physical.entitlement import EntitlementRefused, Unrestricted
+from admission.services.physical import SILENT_SECONDS, read_entitlement, read_processes
 from controlplane.admin_base.drivers import Health, judge_health
 from controlplane.admin_base.render import span
 from controlplane.core.conf import conf
@@ -215,10 +215,25 @@ def _components(states: Row, permits: Row, drivers: Sequence[DriverLine], latenc
         _fleet_health("Replicas", [d for d in drivers if d.kind == "replica"], needed=True),
         _fleet_health("Runners", [d for d in drivers if d.kind == "runner"], needed=False),
         Component("Longest wait", "wait" if oldest else "good", "nobody waits" if oldest is None else span(oldest)),
-        Component(
-            "Redis", "good" if settings.REDIS_URL else "mute", "configured" if settings.REDIS_URL else "not set"
-        ),
+        _slots(),
     ]
+
+
+def _slots() -> Component:
+    """By the passes that processes report: this page asks the database alone, and never waits for Redis or Docker."""
+    entitlement = read_entitlement()
+    if isinstance(entitlement, Unrestricted):
+        return Component("Physical slots", "mute", "no limit set")
+    if isinstance(entitlement, EntitlementRefused):
+        return Component("Physical slots", "bad", "refused", entitlement.message)
+    processes = read_processes(entitlement)
+    if not processes or processes[0].age_seconds > SILENT_SECONDS:
+        return Component("Physical slots", "warn", "no pass", "no process looks through its containers")
+    newest = processes[0]
+    troubled = newest.error_age_seconds is not None and newest.error_age_seconds <= newest.age_seconds
+    seen = f"{newest.existing} containers seen {span(newest.age_seconds)} ago"
+    note = f"{newest.last_error}; {seen}" if troubled else seen
+    return Component("Physical slots", "bad" if troubled else "good", f"limit {entitlement.limit}", note)
 
 
 def _leadership(leases: Sequence[LeaseState], alarms: Sequence[Alarm]) -> list[Component]:

@@ -24,7 +24,7 @@ def refuse_unless_ready() -> None:
         executor = MigrationExecutor(connection)
         plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
     except DatabaseError as error:
-        raise CommandError(f"The database does not answer: {error}. Check DATABASE_URL.") from error
+        raise CommandError(f"The database does not answer; check DATABASE_URL. It was said: {error}") from error
     if plan:
         names = ", ".join(f"{m.app_label}.{m.name}" for m, _ in plan[:5])
         raise CommandError(f"{len(plan)} migrations are not applied ({names}, …). Run: manage.py migrate")

@@ -24,6 +24,7 @@ from controlplane.up import children
 from controlplane.up.options import Execution, Options, UpError
 from controlplane.up.services import Services
 from controlplane.up.show import Show
+from runners.agent.signalled import Signalled
 
 READY_SECONDS = 120.0
 TICK_SECONDS = 0.1
@@ -41,7 +42,7 @@ class Fleet:
         self._env = services.child_environment(execution, options.port)
         self._logs = services.home.path / "logs"
         self._supervisor = Supervisor(self._logs, self._on_child)
-        self._stopping = threading.Event()
+        self._stopping = Signalled()
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._demo: subprocess.Popen[bytes] | None = None
         self.summary: dict[str, Any] | None = None

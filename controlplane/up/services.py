@@ -11,12 +11,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psycopg
+
 from controlplane.embedded.directories import Home
 from controlplane.embedded.postgres import EmbeddedPostgres
 from controlplane.embedded.service import EmbeddedService
 from controlplane.embedded.valkey import EmbeddedValkey
 from controlplane.supervisor import back_off
-from controlplane.up.options import Execution
+from controlplane.up.options import Execution, UpError
+
+ANSWER_SECONDS = 10
 
 
 @dataclass(slots=True)
@@ -46,6 +50,8 @@ class Services:
 
     def _provide(self, variable: str, service: type[EmbeddedService]) -> None:
         if url := os.environ.get(variable):
+            if service is EmbeddedPostgres:
+                _refuse_silent(variable, url)
             self.environment[variable] = url
             self.names.append(f"{variable} as given")
             return
@@ -88,6 +94,18 @@ class Services:
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
         }
         return {**defaults, **os.environ, **self.environment, "CONTROLPLANE_EXECUTOR": execution.executor}
+
+
+def _refuse_silent(variable: str, url: str) -> None:
+    """Said here in a sentence: the first child that needs it would say it with a stack."""
+    try:
+        psycopg.connect(url, connect_timeout=ANSWER_SECONDS).close()
+    except psycopg.Error as error:
+        why = " ".join(str(error).split())
+        raise UpError(
+            f"the database that {variable} names does not answer: {why} Start it or correct the address; "
+            f"without {variable} an embedded one is used."
+        ) from error
 
 
 def _secret_key(home: Home) -> str:

@@ -11,6 +11,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from django.db import transaction
+from django.db.models.functions import Now
+
 from controlplane.core.audit import Actor, record
 from controlplane.core.errors import Conflict
 from controlplane.core.loops import Progress
@@ -63,6 +66,8 @@ def _deliver_one(intent: Row) -> bool:
 
 def retry_intent(intent: Intent, *, actor: Actor, reason: str) -> None:
     """Try an effect again that was given up. Raises Conflict if it was not."""
-    if not Intent.objects.filter(pk=intent.pk, dead_at__isnull=False).update(dead_at=None, tries=0):
-        raise Conflict(f"The effect {intent} was not given up.")
-    record("retry", "intent", str(intent), actor=actor, reason=reason)
+    with transaction.atomic():
+        # Now: the time that its last try had set is hours away.
+        if not Intent.objects.filter(pk=intent.pk, dead_at__isnull=False).update(dead_at=None, tries=0, next_at=Now()):
+            raise Conflict(f"The effect {intent} was not given up.")
+        record("retry", "intent", str(intent), actor=actor, reason=reason)

@@ -100,7 +100,7 @@ class ReplicaAdmin(HoldNotice, ReadOnlyAdmin):
     fields = (
         ("name", "health", "beat"),
         ("load", "runs", "executor"),
-        ("memory_mib", "cpu", "version"),
+        ("envelope", "version"),
         ("host", "pid", "boot_id"),
         ("started", "draining_at", "drain_note"),
         ("incarnation", "declared_dead_at"),
@@ -131,6 +131,12 @@ class ReplicaAdmin(HoldNotice, ReadOnlyAdmin):
     @admin.display(description="slots in use")
     def load(self, replica: Any) -> SafeString:
         return render.bar(replica.holding, replica.slots, "slots")
+
+    @admin.display(description="admits up to")
+    def envelope(self, replica: Replica) -> str:
+        memory = f"{replica.memory_mib:,} MiB" if replica.memory_mib else "any memory"
+        cpu = f"{replica.cpu:g} processors" if replica.cpu else "any processors"
+        return f"{memory}, {cpu} in use on its machine"
 
     @admin.display(description="runs")
     def runs(self, replica: Any) -> SafeString | str:

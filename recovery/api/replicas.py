@@ -11,10 +11,13 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from admission.api.principals import require
-from controlplane.api.views import ListView
+from admission.api.bodies import ReasonBody
+from admission.api.principals import actor_of, require
+from controlplane.api.parsing import parse_body
+from controlplane.api.views import ListView, View
 from controlplane.core.conf import conf
 from recovery.models import Replica
+from recovery.services.replicas import drain_replica, get_replica, resume_replica
 
 
 class ReplicaSerializer(serializers.ModelSerializer[Replica]):
@@ -40,18 +43,53 @@ class ReplicasView(ListView[Replica]):
     filter_backends: list[Any] = []
 
     def get_queryset(self) -> QuerySet[Replica]:
-        """Ages are computed by the database: no web process's clock is trusted."""
-        age = Extract(ExpressionWrapper(Now() - F("beat_at"), output_field=DurationField()), "epoch")
-        state = Case(
-            When(declared_dead_at__isnull=False, then=Value("dead")),
-            When(beat_age_seconds__gt=conf().replica_stale_seconds, then=Value("stale")),
-            When(draining_at__isnull=False, then=Value("draining")),
-            default=Value("live"),
-        )
-        return Replica.objects.annotate(beat_age_seconds=age).annotate(state=state)
+        """All that have a row."""
+        return judged_replicas()
 
     @extend_schema(operation_id="replicas_list", tags=["fleet"])
     def get(self, request: Request) -> Response:
         """List replicas."""
         require(request, "recovery.view_replica")
         return self.listing()
+
+
+class ReplicaDrainView(View):
+    """Draining one replica."""
+
+    @extend_schema(operation_id="replicas_drain", tags=["fleet"], request=ReasonBody, responses=ReplicaSerializer)
+    def post(self, request: Request, replica: int) -> Response:
+        """It is given nothing more and finishes what it has. Repeating it changes nothing."""
+        require(request, "recovery.drain_replica")
+        reason = parse_body(ReasonBody, request).reason
+        drain_replica(get_replica(replica), actor=actor_of(request), reason=reason)
+        return Response(shown(replica))
+
+
+class ReplicaResumeView(View):
+    """Giving one replica work again."""
+
+    @extend_schema(operation_id="replicas_resume", tags=["fleet"], request=ReasonBody, responses=ReplicaSerializer)
+    def post(self, request: Request, replica: int) -> Response:
+        """It is given work again. Repeating it changes nothing."""
+        require(request, "recovery.drain_replica")
+        reason = parse_body(ReasonBody, request).reason
+        resume_replica(get_replica(replica), actor=actor_of(request), reason=reason)
+        return Response(shown(replica))
+
+
+def shown(replica: int) -> Any:
+    """A replica as it stands now; one that just went is not found."""
+    found = judged_replicas().filter(pk=replica).first()
+    return ReplicaSerializer(found or get_replica(replica)).data
+
+
+def judged_replicas() -> QuerySet[Replica]:
+    """With ages by the database: no web process's clock is trusted."""
+    age = Extract(ExpressionWrapper(Now() - F("beat_at"), output_field=DurationField()), "epoch")
+    state = Case(
+        When(declared_dead_at__isnull=False, then=Value("dead")),
+        When(beat_age_seconds__gt=conf().replica_stale_seconds, then=Value("stale")),
+        When(draining_at__isnull=False, then=Value("draining")),
+        default=Value("live"),
+    )
+    return Replica.objects.annotate(beat_age_seconds=age).annotate(state=state)

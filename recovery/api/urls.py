@@ -6,10 +6,12 @@ from django.urls import path
 
 from recovery.api.leases import LeasesView, RunLoopView, StepDownView
 from recovery.api.recovery import RecoveryDebtsView, RecoveryLogView, RecoveryView, RetryDebtView
-from recovery.api.replicas import ReplicasView
+from recovery.api.replicas import ReplicaDrainView, ReplicaResumeView, ReplicasView
 
 urlpatterns = [
     path("replicas", ReplicasView.as_view(), name="replicas"),
+    path("replicas/<id:replica>/drain", ReplicaDrainView.as_view(), name="replica-drain"),
+    path("replicas/<id:replica>/resume", ReplicaResumeView.as_view(), name="replica-resume"),
     path("recovery", RecoveryView.as_view(), name="recovery"),
     path("recovery/log", RecoveryLogView.as_view(), name="recovery-log"),
     path("recovery/debts", RecoveryDebtsView.as_view(), name="recovery-debts"),

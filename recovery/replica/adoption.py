@@ -8,7 +8,7 @@ right after the decision, or whose answer is lost, leaves nothing undecided.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from admission.drivers import Driver
 from admission.services.runs import read_open_attempts
@@ -33,9 +33,10 @@ Attempt = tuple[int, int]
 class Legacy:
     """What is left of dead replicas here, as a living one deals with it."""
 
-    def __init__(self, executor: Executor, driver: Driver) -> None:
+    def __init__(self, executor: Executor, driver: Driver, stopping: Callable[[], bool] = lambda: False) -> None:
         self._executor = executor
         self._driver = driver
+        self._stopping = stopping
 
     def adopt(self, dead: Dead, orphans: Sequence[Orphan]) -> Mapping[RunKey, Finding]:
         """Look first: what still runs, or has ended with its output kept, goes on under this replica.
@@ -51,6 +52,9 @@ class Legacy:
         except ExecutorError as error:
             why = f"the daemon does not say what is left of it: {error}"
             return {orphan.key: Finding("deferred", why) for orphan in started}
+        if self._stopping():
+            # A silent daemon may have kept the look: what was adopted now, it would leave to others at once.
+            return {orphan.key: Finding("deferred", f"{self._driver.name} stops") for orphan in started}
         there = [orphan for orphan in started if (orphan.run, orphan.attempt) in found]
         adopted = claim_orphans(self._driver, dead, there)
         log.info("recovery.adopted", extra={"replica": dead.name, "looked_at": len(started), "adopted": len(adopted)})

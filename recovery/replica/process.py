@@ -36,6 +36,7 @@ from recovery.services.reporting import Report
 from runners.agent.clock import now
 from runners.agent.driver import Driver
 from runners.agent.executors.base import ExecutorError
+from runners.agent.signalled import Signalled
 from runners.database_control import DatabaseControl
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ EXIT_DECLARED_DEAD = 75
 
 def run_replica(name: str) -> int:
     """Run a replica until it is told to stop, under one incarnation after the other; returns the exit code."""
-    asked = Asked()
+    asked = Wishes()
     process = ReplicaProcess(name, asked)
     while (code := process.run()) == EXIT_DECLARED_DEAD:
         remains = process.remains()
@@ -64,11 +65,11 @@ def run_replica(name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Wishes:
     """What signals asked of this process, whichever incarnation was there to hear them."""
 
-    stop: threading.Event = field(default_factory=threading.Event)
-    now: threading.Event = field(default_factory=threading.Event)
+    stop: Signalled = field(default_factory=Signalled)
+    now: Signalled = field(default_factory=Signalled)
 
 
 class ReplicaProcess:
@@ -77,7 +78,7 @@ class ReplicaProcess:
     `remains`: what the incarnation before it in this process still executes.
     """
 
-    def __init__(self, name: str, asked: Asked, remains: Remains | None = None) -> None:
+    def __init__(self, name: str, asked: Wishes, remains: Remains | None = None) -> None:
         settings = conf()
         self._asked = asked
         self._old = remains
@@ -92,7 +93,7 @@ class ReplicaProcess:
         self._replica = register_replica(self._name, self._identity, machine)
         self._dead = threading.Event()
         driver = replica_driver(self._replica)
-        self._legacy = Legacy(self._executor, driver)
+        self._legacy = Legacy(self._executor, driver, self._asked.stop.is_set)
         self._envelope = MachineEnvelope(driver, self._identity.machine, lambda: len(self._driver.held))
         control = DatabaseControl(self._envelope.bounding(), self._envelope.narrow)
         labels = {LABEL_DRIVER: str(self._replica.incarnation)}
@@ -170,11 +171,20 @@ class ReplicaProcess:
             self._fence.vouched(asked)
 
     def _look_first(self) -> None:
-        """Before anything is claimed. What fails here is looked at again by the loop: it never keeps a boot (R11)."""
+        """Before anything is claimed. In a thread of its own, for a daemon may be silent and a stop must not wait."""
+        look = threading.Thread(target=self._first_look, name="first-look", daemon=True)
+        look.start()
+        while look.is_alive() and not self._asked.stop.is_set():
+            look.join(0.1)
+
+    def _first_look(self) -> None:
+        """What fails here is looked at again by the loop: it never keeps a boot (R11)."""
         try:
             self._reconcile()
         except DatabaseError:
             log.exception("recovery.first_look_failed")
+        finally:
+            connection.close()
 
     def _reconcile(self) -> None:
         if self._asked.stop.is_set():

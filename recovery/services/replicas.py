@@ -15,7 +15,7 @@ from admission.services.probes import forget_probe
 from admission.states import DriverKind
 from controlplane.core.audit import Actor, record
 from controlplane.core.conf import conf
-from controlplane.core.errors import Conflict
+from controlplane.core.errors import Conflict, NotFound
 from controlplane.core.identity import ProcessIdentity, proven_gone
 from controlplane.core.sql import one
 from recovery import sql
@@ -129,6 +129,22 @@ def replica_driver(replica: Replica) -> Driver:
 
 def _lock(replica_id: int) -> bool:
     return one(sql.LOCK_DRIVER, {"replica": replica_id}) is not None
+
+
+def get_replica(replica_id: int) -> Replica:
+    """Raises NotFound."""
+    found = Replica.objects.filter(pk=replica_id).first()
+    if found is None:
+        raise NotFound(f"There is no replica {replica_id}.")
+    return found
+
+
+def living_replica(name: str) -> Replica:
+    """The incarnation that lives under this pinned id. Raises NotFound."""
+    found = Replica.objects.filter(name=name, declared_dead_at__isnull=True).first()
+    if found is None:
+        raise NotFound(f"No living replica is called {name!r}.", hint="manage.py replicas list shows them.")
+    return found
 
 
 def drain_replica(replica: Replica, *, actor: Actor, reason: str) -> bool:

@@ -32,6 +32,7 @@ from runners.agent.executors.base import Executor, ExecutorError
 from runners.agent.fence import Fence
 from runners.agent.http_control import MOST_WAIT_SECONDS, HttpControl
 from runners.agent.late import LateLog
+from runners.agent.signalled import Signalled
 from runners.agent.spool import Spool, SpoolError
 from runners.agent.watchdog_process import make_fence
 from runners.transport import ApiError, Transport
@@ -106,8 +107,8 @@ class Agent:
         # Names this life of it: the watchdog of an earlier one must not touch what this one makes.
         self._labels = {**self._label, LABEL_LIFE: uuid.uuid4().hex}
         self._lock: IO[str] | None = None
-        self._stop = threading.Event()
-        self._stop_now = threading.Event()
+        self._stop = Signalled()
+        self._stop_now = Signalled()
         self._ended = threading.Event()
 
     def run(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from admission.spec import RunSpec
 
 
@@ -47,11 +49,22 @@ class Assignment:
     # Not in the representation: it ends up in messages about errors.
     job_token: str = field(default="", repr=False)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    """Its environment's."""
+    registry: str = field(default="", repr=False)
+    """The value of its `registry_secret`: for the pull of its image, never for its environment."""
 
     @property
     def key(self) -> RunKey:
         """What names this hold."""
         return RunKey(self.run, self.epoch)
+
+    def given(self, values: Mapping[str, str]) -> Assignment:
+        """The same with the secrets that it names, each where it belongs."""
+        return replace(
+            self,
+            secrets={name: values[name] for name in self.spec.secrets if name in values},
+            registry=values.get(self.spec.registry_secret or "", ""),
+        )
 
 
 @dataclass(frozen=True, slots=True)

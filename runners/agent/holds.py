@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runners.agent.clock import now
 from runners.agent.logs import LogBuffer
+from runners.agent.registry import hidden_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,7 +49,7 @@ class Hold:
         self.maker: Mapping[str, str] | None = None
         """By these labels is found what a dead driver started for it; None: we make it ourselves."""
         self._let_go = False
-        hidden = [*assignment.secrets.values(), assignment.job_token]
+        hidden = [*assignment.secrets.values(), *hidden_parts(assignment.registry), assignment.job_token]
         self.logs = LogBuffer(hidden, wake=wake_logs)
         self.late = False
         """Its end is known to the control plane, and not all of its log."""

@@ -244,8 +244,7 @@ class HttpControl:
             tenant=item["tenant"],
             spec=spec,
             job_token=item["job_token"],
-            secrets=dict(item["secrets"]),
-        )
+        ).given(item["secrets"])
 
     def _verdicts(self, path: str, body: Mapping[str, Any]) -> dict[RunKey, Verdict]:
         listed = self._call("POST", path, json=body)["verdicts"]

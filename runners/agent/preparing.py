@@ -84,6 +84,7 @@ class Preparations:
     def _fail(self, hold: Hold, reason: str, detail: str) -> None:
         # Turned down meanwhile: cancelled, superseded or given back, and answered so.
         if hold.phase is Phase.CLAIMED and not hold.stop_reason:
+            detail = hold.logs.hide(detail)
             self._settle(hold, Result(hold.key.run, hold.key.epoch, Ending.FAILED, reason, detail))
 
     def _progress(self, hold: Hold, text: str) -> None:

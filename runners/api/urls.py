@@ -5,10 +5,9 @@ from __future__ import annotations
 from django.urls import path
 
 from controlplane.api import converters  # noqa: F401 - registers <id:>
-from runners.api import appending, fleet, protocol
-from runners.api.artifacts import ArtifactUploadView, RunArtifactsView, RunArtifactView
+from runners.api import fleet, protocol
+from runners.api.artifacts import RunArtifactsView, RunArtifactView
 from runners.api.logs import RunLogsView
-from runners.api.own_mode import WishView
 from runners.api.secrets import SecretsView, SecretView
 
 urlpatterns = [
@@ -27,17 +26,4 @@ urlpatterns = [
     path("enrolment-tokens", fleet.EnrolmentTokensView.as_view(), name="enrolment-tokens"),
     path("enrolment-tokens/<id:token>", fleet.EnrolmentTokenView.as_view(), name="enrolment-token"),
     path("runner", protocol.SelfView.as_view(), name="runner-self"),
-    path("runner/drain", protocol.DrainView.as_view(), name="runner-own-drain"),
-    path("runner/token", protocol.RotateView.as_view(), name="runner-token"),
-    path("runner/claims", protocol.ClaimsView.as_view(), name="runner-claims"),
-    path("runner/wish", WishView.as_view(), name="runner-wish"),
-    path("runner/holds", protocol.HoldsView.as_view(), name="runner-holds"),
-    path("runner/starts", protocol.StartsView.as_view(), name="runner-starts"),
-    path("runner/heartbeats", protocol.HeartbeatsView.as_view(), name="runner-heartbeats"),
-    path("runner/results", protocol.ResultsView.as_view(), name="runner-results"),
-    path("runner/runs/<id:run>/start", protocol.StartView.as_view(), name="runner-start"),
-    path("runner/runs/<id:run>/heartbeat", protocol.HeartbeatView.as_view(), name="runner-heartbeat"),
-    path("runner/runs/<id:run>/logs", appending.LogAppendView.as_view(), name="runner-log"),
-    path("runner/runs/<id:run>/artifacts", ArtifactUploadView.as_view(), name="runner-artifact"),
-    path("runner/runs/<id:run>/result", protocol.ResultView.as_view(), name="runner-result"),
 ]

@@ -7,7 +7,6 @@ something was announced, every `WATCH_SECONDS` in any case: what is announced on
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -217,21 +216,26 @@ class Desk:
     async def _until_due(self, took: float) -> None:
         """Until something is wanted, or it is time to look in any case; a slow look is followed by a pause as long."""
         await asyncio.sleep(min(took, MOST_GAP_SECONDS))
-        pause = self._watched_at + WATCH_SECONDS - time.monotonic() if self._open else None
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wanted.wait(), None if pause is None else max(0.0, pause))
+        watch = None
+        if self._open:
+            pause = self._watched_at + WATCH_SECONDS - time.monotonic()
+            watch = self._loop.call_later(max(0.0, pause), self._wanted.set)
+        await self._wanted.wait()
+        if watch is not None:
+            watch.cancel()
         self._wanted.clear()
 
     def _compose(self, now: float) -> tuple[list[_Poll], Question]:
         heard, self._heard = self._heard, False
         arrived, self._arrived = [poll for poll in self._arrived if not poll.future.done()], []
-        watch = now - self._watched_at >= WATCH_SECONDS
+        # Not before new work: whom else it concerns is looked up a moment later, for all that is announced till then.
+        patience = 2.0 if heard else 1.0
+        watch = now - self._watched_at >= patience * WATCH_SECONDS
         if watch:
             self._watched_at = now
         if heard and self._hurry is None:
-            # New work first; whom else it concerns is looked up a moment later, for all that is announced till then.
             self._hurry = self._loop.call_later(HURRIED_WATCH_SECONDS, self._watch_now)
-        replay = now - self._replayed_at >= REPLAY_SECONDS
+        replay = now - self._replayed_at >= patience * REPLAY_SECONDS
         if replay:
             self._replayed_at = now
         parked = [(poll, poll.runner) for poll in self._parked if poll.runner is not None]
@@ -240,6 +244,7 @@ class Desk:
             watched={poll.asked.hash: runner.mode for poll, runner in parked} if watch else {},
             claims=[(runner.id, poll.asked.request_id) for poll, runner in parked] if replay else [],
             wanted=_sum_by_profile(self._wishes()),
+            announced=heard,
         )
         return arrived, question
 

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from django.db import transaction
-
-from admission.drivers import Driver, DriverGone
+from admission.drivers import Driver, DriverGone, Note
 from admission.engine import Admitted, Envelope, admit, read_flows
 from admission.services.reaping import reap_refusing
 from admission.services.runs import read_holds
-from controlplane.core.sql import Row, execute, rows
+from controlplane.core.sql import Row, execute, one, rows
 from runners import sql
-from runners.services.secrets import FIELD, give
+from runners.services.secrets import give, names_any
 
 WHILE_CONTESTED = 3
 
@@ -48,13 +46,15 @@ def claim_runs(driver: Driver, request_id: str, envelope: Envelope, judged: bool
             if envelope.slots <= 0 or not _something_waits(driver):
                 return None
         judged = False
+        claim = Claim(driver, request_id)
         try:
-            admitted = _claim(driver, request_id, envelope)
+            admitted = admit(claim.driver, envelope)
         except DriverGone:
-            return None
-        if admitted is not None:
-            return [_claimed(a) for a in admitted] or None
-        # Another connection answered the same request while we waited for its row: read what it said.
+            if claim.is_reserved:
+                return None
+            # Another connection answered the same request while we waited for its row: read what it said.
+            continue
+        return [_claimed(a) for a in admitted] or None
     return None
 
 
@@ -65,7 +65,7 @@ def claim_with_secrets(
     claimed = claim_runs(driver, request_id, envelope, judged)
     if not claimed:
         return claimed
-    given = give(driver, [(one.run, one.epoch) for one in claimed if one.spec.get(FIELD)])
+    given = give(driver, [(one.run, one.epoch) for one in claimed if names_any(one.spec)])
     return [
         replace(one, secrets=given.values.get((one.run, one.epoch), {}))
         for one in claimed
@@ -78,19 +78,22 @@ def _something_waits(driver: Driver) -> bool:
     return bool(read_flows(driver, page=1) or (reap_refusing() and read_flows(driver, page=1)))
 
 
-def _claim(driver: Driver, request_id: str, envelope: Envelope) -> list[Admitted] | None:
-    """Admit and remember in one transaction: both stand or neither. None: somebody else had the same request."""
-    key = {"runner": driver.id, "request_id": request_id}
-    with transaction.atomic():
-        if not execute(sql.RESERVE_CLAIM, key):
-            return None
-        admitted = admit(driver, envelope)
-        if admitted:
-            runs = json.dumps([{"run": a.run, "epoch": a.epoch} for a in admitted])
-            execute(sql.STORE_CLAIM, {**key, "runs": runs})
-        else:
-            execute(sql.FORGET_CLAIM, key)
-    return admitted
+class Claim:
+    """One claim as the engine serves it: reserved first, its answer written with the admission, or both undone."""
+
+    def __init__(self, driver: Driver, request_id: str) -> None:
+        self._key = {"runner": driver.id, "request_id": request_id}
+        note = Note(sql.CLAIM_RUNS, {"request_id": request_id}, self._forget)
+        self.driver = replace(driver, lock=self._reserve, note=note)
+        self.is_reserved = False
+
+    def _reserve(self) -> bool:
+        row = one(sql.RESERVE_CLAIM, self._key)
+        self.is_reserved = row is not None and row["reserved"]
+        return row is not None and row["active"]
+
+    def _forget(self) -> None:
+        execute(sql.FORGET_CLAIM, self._key)
 
 
 def read_claim(driver: Driver, request_id: str) -> list[Claimed] | None:

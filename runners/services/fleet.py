@@ -109,18 +109,12 @@ def get_runner(runner: int) -> Runner:
 
 
 def runner_driver(runner: RunnerIdentity) -> Driver:
-    """The runner as admission sees it."""
-
-    statement = sql.LOCK_ONE_JOB_RUNNER if runner.one_job else sql.LOCK_RUNNER
-
-    def lock() -> bool:
-        return one(statement, {"runner": runner.id}) is not None
-
+    """The runner as admission sees it. It is given work by a claim only, which locks its row (`services.claims`)."""
     return Driver(
         kind=DriverKind.RUNNER,
         id=runner.id,
         name=runner.name,
-        lock=lock,
+        lock=lambda: False,
         labels=runner.labels,
         backends=runner.executors,
         tenant_id=runner.tenant_id,
@@ -140,16 +134,19 @@ def refuse_unfenced(kept_seconds: float | None) -> None:
         )
 
 
-def pause_runner(runner: int, *, actor: Actor, reason: str, resume_at: datetime | None = None) -> bool:
+def pause_runner(
+    runner: int, *, actor: Actor, reason: str, resume_at: datetime | None = None, own: bool = False
+) -> bool:
     """No new work until resumed, by somebody or by itself at a time; what runs goes on. False: it was paused already.
 
-    Raises InvalidInput for a time that has passed.
+    `own`: the machine asks itself, and may take it back itself. An operator's stands until an operator resumes, also
+    where the machine had paused itself before. Raises InvalidInput for a time that has passed.
     """
     if resume_at is not None and resume_at <= database_now():
         raise InvalidInput("The pause would end before it begins: give a time to come.")
-    values = {"paused_at": Now(), "pause_note": reason, "resume_at": resume_at}
+    values = {"paused_at": Now(), "pause_note": reason, "resume_at": resume_at, "pause_own": own}
     after = {"resume_at": resume_at.isoformat() if resume_at else None}
-    return _set(runner, "pause", "paused_at", values, actor=actor, reason=reason, after=after)
+    return _set(runner, "pause", ("paused_at", "pause_own"), values, actor=actor, reason=reason, after=after)
 
 
 def drain_runner(runner: int, *, actor: Actor, reason: str, own: bool = False) -> bool:
@@ -158,16 +155,22 @@ def drain_runner(runner: int, *, actor: Actor, reason: str, own: bool = False) -
     `own`: the machine asks itself, and may take it back itself. An operator's drain stands until an operator resumes.
     """
     values = {"draining_at": Now(), "drain_own": own}
-    return _set(runner, "drain", "draining_at", values, actor=actor, reason=reason)
+    return _set(runner, "drain", ("draining_at", "drain_own"), values, actor=actor, reason=reason)
 
 
-def resume_own(runner: int, *, actor: Actor) -> bool:
-    """The machine takes back its own drain. False: it is not draining, or others want it to."""
+def resume_own(runner: int, *, actor: Actor, reason: str = "its own drain is over", paused: bool = False) -> bool:
+    """The machine takes back its own drain, and with `paused` its own pause. False: none is its own.
+
+    What an operator asked for stays.
+    """
     with transaction.atomic():
         _lock(runner)
         ended = Runner.objects.filter(pk=runner, drain_own=True).update(draining_at=None, drain_own=False)
+        if paused:
+            mine = Runner.objects.filter(pk=runner, pause_own=True)
+            ended += mine.update(paused_at=None, pause_own=False, pause_note="", resume_at=None)
         if ended:
-            record("resume", "runner", runner, actor=actor, reason="its own drain is over")
+            record("resume", "runner", runner, actor=actor, reason=reason)
             announce()
     return bool(ended)
 
@@ -182,7 +185,7 @@ def resume_runner(runner: int, *, actor: Actor, reason: str = "", if_due: bool =
         if (row["paused_at"] is None and row["draining_at"] is None) or (if_due and not row["due"]):
             return False
         # A pause that ends by itself ends nothing else: a drain stays.
-        values: dict[str, Any] = {"paused_at": None, "pause_note": "", "resume_at": None}
+        values: dict[str, Any] = {"paused_at": None, "pause_own": False, "pause_note": "", "resume_at": None}
         Runner.objects.filter(pk=runner).update(
             **values, **({} if if_due else {"draining_at": None, "drain_own": False})
         )
@@ -234,7 +237,7 @@ def take_all(runner: int, name: str, detail: str) -> int:
 def _set(
     runner: int,
     verb: str,
-    column: str,
+    columns: tuple[str, str],
     values: dict[str, Any],
     *,
     actor: Actor,
@@ -245,7 +248,8 @@ def _set(
         row = _lock(runner)
         if row["revoked_at"] is not None:
             raise Conflict(f"Runner {runner} is revoked.", code="runner_revoked")
-        if row[column] is not None:
+        since, own = columns
+        if row[since] is not None and (values[own] or not row[own]):
             return False
         Runner.objects.filter(pk=runner).update(**values)
         record(verb, "runner", runner, actor=actor, reason=reason, after=after)

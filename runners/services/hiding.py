@@ -14,6 +14,7 @@ from time import monotonic
 from controlplane.core.sql import execute, rows
 from runners import kept_sql as sql
 from runners.agent.masking import Masker
+from runners.agent.registry import hidden_parts
 from runners.services.sealing import Unreadable, unseal
 
 log = logging.getLogger(__name__)
@@ -67,8 +68,11 @@ def hidden_values(run: int) -> list[str]:
     values: list[str] = []
     for row in rows(sql.READ_HIDDEN, {"run": run}):
         for sealed in (row["value"], row["previous"]):
+            if sealed is None:
+                continue
             try:
-                values += [unseal(row["tenant_id"], row["name"], bytes(sealed))] if sealed is not None else []
+                value = unseal(row["tenant_id"], row["name"], bytes(sealed))
+                values += hidden_parts(value) if row["for_registry"] else [value]
             except Unreadable as error:
                 # It was not given to the run either, unless a key was taken away since: said, for an operator.
                 log.warning("secrets.not_masked", extra={"run": run, "why": str(error)})

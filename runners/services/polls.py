@@ -45,6 +45,8 @@ class Question:
     """Open polls whose claim may have been answered by another process, or on another connection."""
     wanted: Mapping[Profile, int] = field(default_factory=dict)
     """Slots that wait, by profile."""
+    announced: bool = False
+    """Whether there is a reason to expect work."""
 
 
 @dataclass(slots=True)
@@ -59,7 +61,10 @@ class Seen:
 
 
 def look(question: Question) -> Seen:
-    """Five statements at most, however many polls are open; two while nothing happens. No transaction around it."""
+    """Five statements at most, however many polls are open; one for what was announced, two while nothing happens.
+
+    No transaction around it.
+    """
     concerned = _concerned(question.watched)
     hashes = {asked.hash for asked in question.arrived} | concerned
     runners = find_runners(sorted(hashes)) if hashes else {}
@@ -70,7 +75,7 @@ def look(question: Question) -> Seen:
         if slots := asked.wants(runner):
             profile = asked.profile(runner)
             wanted[profile] = wanted.get(profile, 0) + slots
-    return Seen(runners, concerned, _answered(claims), suitable_runs(wanted))
+    return Seen(runners, concerned, _answered(claims), suitable_runs(wanted, announced=question.announced))
 
 
 def _concerned(watched: Mapping[bytes, str]) -> set[bytes]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from django.db import transaction
 from django.db.models import QuerySet
@@ -32,6 +33,12 @@ LEAST_BYTES = 8
 MOST_BYTES = 32 << 10
 MOST_SECRETS = 1000
 FIELD = "secrets"
+REGISTRY_FIELD = "registry_secret"
+
+
+def names_any(spec: Mapping[str, Any]) -> bool:
+    """Whether a stored specification names a secret at all."""
+    return bool(spec.get(FIELD) or spec.get(REGISTRY_FIELD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +109,21 @@ def _resealed(secret: Secret, sealed: bytes | memoryview) -> bytes:
 
 def unknown_names(items: Sequence[Named]) -> list[str]:
     """For each (tenant, specification): which secret it names that is not there, as a sentence; '' for none."""
-    wanted = {(tenant_id, name) for tenant_id, spec in items for name in spec.secrets}
+    return _unknown([(tenant_id, spec.secrets) for tenant_id, spec in items])
+
+
+def unknown_registry_names(items: Sequence[Named]) -> list[str]:
+    """The same for the secret that its registry is asked with."""
+    return _unknown([(tenant_id, [spec.registry_secret] if spec.registry_secret else []) for tenant_id, spec in items])
+
+
+def _unknown(items: Sequence[tuple[int, Sequence[str]]]) -> list[str]:
+    wanted = {(tenant_id, name) for tenant_id, names in items for name in names}
     if not wanted:
         return [""] * len(items)
     asked = {"tenants": [tenant_id for tenant_id, _ in wanted], "names": [name for _, name in wanted]}
     known = {(row["tenant_id"], row["name"]) for row in rows(sql.READ_SEALED_NAMES, asked)}
-    return [_sentence([n for n in spec.secrets if (tenant_id, n) not in known]) for tenant_id, spec in items]
+    return [_sentence([n for n in names if (tenant_id, n) not in known]) for tenant_id, names in items]
 
 
 def _sentence(missing: Sequence[str]) -> str:

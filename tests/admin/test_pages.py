@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django_q.models import Failure, OrmQ, Schedule, Success, Task
 
-from admission.models import ApiToken, Batch, Counter, Permit, PhysicalReport, Run, Tenant
+from admission.models import ApiToken, Attempt, Batch, Counter, Permit, PhysicalReport, Run, Tenant
 from admission.services.permits import claim_permit
 from admission.services.tenants import issue_token
 from controlplane.core.audit import record
@@ -222,3 +222,35 @@ def test_an_empty_list_says_what_to_do_next(admin: Client) -> None:
         assert django_admin.site._registry[model].empty_list_hint in admin.get(
             address(model, "changelist")
         ).content.decode().replace("&#x27;", "'")
+
+
+@pytest.mark.rule("O1")
+def test_times_are_written_in_one_way_and_pages_say_of_when_they_are(admin: Client, world: dict[str, Any]) -> None:
+    page = admin.get(f"/admin/recovery/replica/{world['north'].pk}/change/").content.decode()
+    assert "p.m." not in page
+    assert "a.m." not in page
+    for address in (f"/admin/recovery/replica/{world['north'].pk}/change/", "/admin/admission/permit/"):
+        assert "as of <time" in admin.get(address).content.decode()
+    assert "as of <time" not in admin.get("/admin/admission/tenant/add/").content.decode()
+
+
+@pytest.mark.rule("O1")
+def test_a_paused_counter_is_said_in_words(admin: Client, world: dict[str, Any]) -> None:
+    page = admin.get("/admin/admission/counter/").content.decode()
+    assert page.count("admitting</span>") == 3
+    assert page.count("paused</span>") == 1
+
+
+@pytest.mark.rule("O1")
+def test_a_run_with_many_attempts_shows_the_latest_and_says_so(admin: Client, world: dict[str, Any]) -> None:
+    run = Run.objects.filter(state="running").first()
+    assert run is not None
+    first = Attempt.objects.get(run=run)
+    for number in range(2, 121):
+        Attempt.objects.create(
+            run=run, number=number, tenant_id=run.tenant_id, epoch=number, weight=1, driver_kind="replica",
+            driver_id=1, admitted_at=first.admitted_at, released_at=first.admitted_at, ending="returned",
+        )  # fmt: skip
+    Run.objects.filter(pk=run.pk).update(attempt=120)
+    page = admin.get(f"/admin/admission/run/{run.pk}/change/").content.decode()
+    assert "the latest 100 of 120" in page

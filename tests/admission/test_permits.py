@@ -8,10 +8,19 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 
 from admission.models import Counter, Permit
-from admission.services.permits import ClaimOutcome, claim_permit, release_permit, renew_permits
+from admission.services.conservation import audit_conservation
+from admission.services.limits import set_key_limit
+from admission.services.permits import (
+    ClaimOutcome,
+    claim_permit,
+    force_release_permit,
+    release_permit,
+    renew_permits,
+)
 from admission.services.quotas import set_quota
 from controlplane.core.audit import SYSTEM
 from controlplane.core.errors import Conflict, InvalidInput, NotFound
+from controlplane.core.models import AuditEntry
 from tests import ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -172,3 +181,16 @@ def test_renewal_answers_exactly_what_is_still_held(make_tenant: Any) -> None:
     before = Permit.objects.get(holder="ext:a").renewed_at
     assert set(renew_permits(["ext:a", "ext:gone"], tenant_id=tenant.pk)) == {"ext:a"}
     assert Permit.objects.get(holder="ext:a").renewed_at > before
+
+
+@pytest.mark.rule("O2", "A17")
+def test_what_bears_the_longest_names_can_be_released_limited_and_repaired_with_an_entry(make_tenant: Any) -> None:
+    tenant, longest = make_tenant(3), "k" * 200
+    holder = f"ext:{tenant.pk}:{'p' * 200}"
+    claim_permit(holder, tenant_id=tenant.pk)
+    assert force_release_permit(Permit.objects.get(holder=holder), actor=SYSTEM, reason="it is stuck")
+    set_key_limit(tenant, longest, 2, actor=SYSTEM, reason="a shared licence")
+    Counter.objects.filter(scope="key").update(in_flight=1)
+    assert audit_conservation().counts["repaired"] == 1
+    subjects = AuditEntry.objects.values_list("subject", flat=True)
+    assert {holder, f"{tenant.slug}:{longest}", f"key {tenant.pk}:{longest}"} <= set(subjects)

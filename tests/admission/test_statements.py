@@ -12,6 +12,7 @@ from psycopg import sql
 
 from admission.sql import (
     admitting,
+    callers,
     driving,
     ending,
     metrics,
@@ -189,7 +190,11 @@ def parameters() -> dict[str, Any]:
         "error": "",
         **dict.fromkeys(("running", "created", "other", "without_token", "without_container"), 0),
         **dict.fromkeys(("took_seconds", "reconcile_seen"), 0),
+        "room": 1_000_000,
         "rank_at": "2100-01-01T00:00:00Z",
+        "hash": b"h",
+        "used": 1,
+        "resolution": 60,
     }
 
 
@@ -270,6 +275,7 @@ def test_every_module_of_statements_is_looked_at() -> None:
         m.__name__.rpartition(".")[2]
         for m in (
             admitting,
+            callers,
             driving,
             ending,
             metrics,

@@ -11,9 +11,11 @@ from django.db import connection
 from django.utils import timezone
 
 from admission.models import Counter, Permit, Run, Tenant
+from admission.physical.entitlement import Entitlement
 from admission.services.blockers import COUNTED, SHOWN_HOLDERS, Code
 from admission.services.limits import set_harness_capacity, set_key_limit
 from admission.services.permits import claim_permit
+from admission.services.physical import PassReport, report_pass
 from admission.services.quotas import set_quota
 from admission.services.runs import cancel_runs
 from admission.services.tenants import pause_tenant
@@ -26,7 +28,7 @@ from tests import ledger
 
 pytestmark = pytest.mark.django_db
 
-BUDGET = 6
+BUDGET = 7
 """Run, drivers of two kinds, standing, holders, limits."""
 
 MINUTE = timedelta(minutes=1)
@@ -178,6 +180,29 @@ def test_every_driver_that_suits_is_full(make_tenant: Any, driver: Any, submit: 
     assert (full.code, full.in_flight, full.limit) == ("drivers_full", 2, 2)
     [other] = submit(tenant, backend="process")
     assert Code.DRIVERS_FULL not in codes(other)
+
+
+@pytest.mark.rule("A24", "P15")
+def test_every_physical_slot_is_taken_or_cannot_be_counted(make_tenant: Any, submit: Submit) -> None:
+    instance = Entitlement("an instance", 2, 0, hosted=False)
+    replicas = [ledger.make_replica() for _ in range(2)]
+    tenant = make_tenant()
+    [run] = submit(tenant)
+    told = {"machine": "m", "running": 1}
+    report_pass(instance, PassReport(replicas[0].name, **told, created=1))
+    # Of the other nothing is known: it may be on another machine.
+    assert Code.PLACES not in codes(run)
+    report_pass(instance, PassReport(replicas[1].name, **told, created=1))
+    [full] = explain(run).blockers
+    assert (full.code, full.in_flight, full.limit) == (Code.PLACES, 2, 2)
+    assert "2 containers of at most 2" in full.sentence
+    report_pass(instance, PassReport(replicas[1].name, **told, error="Redis at 10.0.0.7 has lost the slots"))
+    assert "Redis at 10.0.0.7 has lost the slots" in explain(run).sentence
+    assert "10.0.0.7" not in explain(run, tenant_id=tenant.pk).sentence
+    assert "cannot be counted" in explain(run, tenant_id=tenant.pk).sentence
+    # The page keeps the error with its age; a run waits for it no more.
+    report_pass(instance, PassReport(replicas[1].name, **told))
+    assert Code.PLACES not in codes(run)
 
 
 @pytest.mark.rule("A24", "A28")

@@ -31,6 +31,7 @@ BODIES: dict[str, Any] = {
     "POST /loops/{loop}/run": REASON,
     "POST /permit-renewals": {"ids": ["outside"]},
     "POST /permits": {"id": "another"},
+    "POST /permits/{permit}/force-release": {"reason": "x", "tenant": "$slug"},
     "POST /physical/reconcile": REASON,
     "POST /recovery/debts/{debt}/retry": REASON,
     "POST /runner/claims": {"request_id": "theirs", "slots": 5},
@@ -52,7 +53,10 @@ BODIES: dict[str, Any] = {
     "POST /runners/{runner}/rotate": REASON,
     "POST /runners/enrol": {"token": "$enrolment", "name": "m"},
     "POST /runs": {"command": ["true"]},
+    "POST /replicas/{replica}/drain": REASON,
+    "POST /replicas/{replica}/resume": REASON,
     "POST /runs/{run}/cancel": {},
+    "POST /runs/{run}/requeue": REASON,
     "POST /tenants": {"slug": "new"},
     "PATCH /tenants/{slug}": {"weight": 9},
     "POST /tenants/{slug}/pause": {"reason": "x", "resume_at": None},
@@ -153,6 +157,7 @@ def make_victim() -> Victim:
         "role": "loops",
         "loop": "deadlines",
         "debt": 1,
+        "replica": 1,
         "name": MARK.upper(),
     }
     return Victim(tenant, runner, given, facts, [tenant.token, runner.token, given["job_token"], enrolment, MARK])

@@ -184,5 +184,12 @@ def test_submitting_a_thousand_runs_costs_a_handful_of_statements(
 ) -> None:
     body = {"name": "b", "runs": [{"spec": SPEC, "idempotency_key": str(n)} for n in range(1000)]}
     tenant.get("/runs")
-    with django_assert_max_num_queries(16):
+    with django_assert_max_num_queries(13):
         assert tenant.post("/batches", body).json()["created"] == 1000
+
+
+def test_a_submit_is_two_statements(tenant: Caller, django_assert_num_queries: Any) -> None:
+    tenant.post("/runs", {"command": ["true"]})
+    with django_assert_num_queries(2) as seen:  # who calls; tenant, depth and insert in one
+        assert tenant.post("/runs", {"command": ["true"]}).status_code == 201
+    assert "INSERT INTO admission_run" in seen.captured_queries[1]["sql"]

@@ -135,3 +135,12 @@ def test_a_tenant_is_deleted_refused_or_drained(operator: Caller, tenant: Caller
 
 def test_a_tenant_cannot_delete_itself(tenant: Caller) -> None:
     assert tenant.delete(f"/tenants/{tenant.tenant.slug}").status_code == 403
+
+
+@pytest.mark.rule("A26")
+def test_a_pause_that_would_be_over_already_is_refused(operator: Caller, tenant: Caller) -> None:
+    slug = tenant.tenant.slug
+    body = {"reason": "x", "resume_at": "2001-01-01T00:00:00Z"}
+    answer = operator.post(f"/tenants/{slug}/pause", body)
+    assert (answer.status_code, "give a time to come" in answer.json()["detail"]) == (400, True)
+    assert Tenant.objects.get(slug=slug).paused_at is None

@@ -147,13 +147,15 @@ def test_a_child_waiting_for_its_restart_stays_down_after_stop(watched: Watched)
 
 def test_children_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     program = f"""
-import os, threading
+import os, time
 from pathlib import Path
 from controlplane.supervisor import Child, Supervisor
 supervisor = Supervisor(Path({str(tmp_path)!r}), lambda event: None)
 supervisor.add(Child("sleeper", ["sleep", "60"], dict(os.environ)))
 print(supervisor.pids["sleeper"], flush=True)
-supervisor.watch(threading.Event())
+while True:
+    supervisor.tick()
+    time.sleep(0.1)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None

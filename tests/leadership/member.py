@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 import uuid
 from typing import Any
@@ -47,6 +46,7 @@ def main() -> None:
     django.setup()
     from leadership.belief import now  # noqa: PLC0415 - models need the settings first
     from recovery.replica.leading import Leading  # noqa: PLC0415
+    from runners.agent.signalled import Signalled  # noqa: PLC0415
 
     journal = Journal(JOURNAL)
     last: dict[str, int] = {}
@@ -58,10 +58,10 @@ def main() -> None:
             last["term"] = belief.term
             journal.write(term=belief.term, **{"from": now(), "until": belief.until})
 
-    stop = threading.Event()
+    stop = Signalled()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    fork = threading.Event()
-    signal.signal(signal.SIGUSR1, lambda *_: fork.set())
+    forks: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: forks.append(number))
     leading = Leading(str(uuid.uuid4()), NAME, observer=observe)
     leading.start()
     journal.write(started=now(), wall=time.time())
@@ -70,8 +70,8 @@ def main() -> None:
         before, term, after = now(), leading.elector.term(), now()
         if term is not None and after - before < ACT_SECONDS:
             journal.write(term=term, acted=before)
-        if fork.is_set():
-            fork.clear()
+        if forks:
+            forks.clear()
             fork_and_try(leading.elector, journal)
     leading.stop()
     journal.write(stopped=now())

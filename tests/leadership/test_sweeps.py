@@ -197,8 +197,9 @@ def test_when_all_runners_fell_silent_at_once_one_full_lease_is_waited(
 @pytest.mark.rule("A26")
 def test_a_pause_ends_when_it_was_set_to(make_tenant: Any, submit: Any, make_driver: Any) -> None:
     over, later = make_tenant(1), make_tenant(1)
-    pause_tenant(over, actor=SYSTEM, reason="x", resume_at=timezone.now() - HOUR)
-    pause_tenant(later, actor=SYSTEM, reason="x", resume_at=timezone.now() + HOUR)
+    for tenant in (over, later):
+        pause_tenant(tenant, actor=SYSTEM, reason="x", resume_at=timezone.now() + HOUR)
+    Tenant.objects.filter(pk=over.pk).update(resume_at=timezone.now() - HOUR)
     assert end_pauses().counts == {"pause_over": 1}
     paused = dict(Tenant.objects.values_list("slug", "paused_at"))
     assert paused[over.slug] is None
@@ -346,6 +347,7 @@ def test_an_effect_that_fails_is_tried_again_later_and_given_up_in_sight(monkeyp
     assert "intents_given_up" in [a.code for a in selectors.read_alarms()]
     intents.retry_intent(row, actor=SYSTEM, reason="the server is back")
     assert Intent.objects.get().dead_at is None
+    assert intents.deliver().counts == {"delivered": 0, "failed": 1}, "at once, not at the time of its last try"
 
 
 @pytest.mark.rule("L8")

@@ -205,6 +205,7 @@ def test_any_order_of_scripts(server: OwnRedis) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.rule("P1")
 @pytest.mark.rule("P6")
 @pytest.mark.rule("P8")

@@ -174,6 +174,8 @@ while True:
     token = new_token()
     if slots.acquire(token, owner).ok:
         if slots.register(token, owner, container_id()).ok:
+            # Held for longer than the exchange takes, or two processors could never hold twelve at once.
+            time.sleep(0.02)
             slots.renew(token, owner)
         slots.free(token, slots.fence_own(token, owner).container_id)
 """
@@ -185,6 +187,7 @@ def test_processes_that_are_killed_in_the_midst_never_exceed_the_limit(make_worl
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.rule("P1")
 def test_processes_that_are_killed_in_the_midst_never_exceed_the_limit_for_long(
     make_world: Callable[..., World],
@@ -220,7 +223,7 @@ def _storm(world: World, kills: int) -> None:
 
 def _watch(observer: PhysicalSlots, world: World, seconds: float) -> None:
     """So many holders as the limit allows are seen, and never more."""
-    most, until, deadline = 0, time.monotonic() + seconds, time.monotonic() + 30
+    most, until, deadline = 0, time.monotonic() + seconds, time.monotonic() + 60
     while time.monotonic() < until or most < world.limit:
         assert time.monotonic() < deadline, f"at most {most} were ever held"
         most = max(most, len(observer.read().holders))

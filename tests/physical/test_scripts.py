@@ -116,6 +116,30 @@ def test_the_deadline_is_strict_and_keeps_microseconds(world: World) -> None:
     assert len(deadlines) > 5, "the last two digits of the deadline are lost"
 
 
+@pytest.mark.rule("P5", "P10")
+def test_a_clock_that_was_set_back_delays_recovery_by_one_period_and_no_more(world: World) -> None:
+    """What a step back by an hour leaves: deadlines and waiters an hour ahead."""
+    hour = 3600 * 1_000_000
+    slots = world.process(limit=2)
+    alive, dead = take(slots), take(slots)
+    assert slots.acquire(new_token(), "gone").outcome is Acquired.WAIT
+    (waiting,) = slots.read().waiting
+    client, key = world.server.client, world.keys.waiting
+    since, last, *rest = str(client.hget(key, waiting.token)).split(" ")
+    client.hset(key, waiting.token, " ".join([str(int(since) + hour), str(int(last) + hour), *rest]))
+    for token in (alive, dead):
+        world.expire(token, hour)
+    before = world.entry(alive)
+    assert slots.read().waiting == ()
+    assert slots.fence_expired().holders == ()
+    assert world.entry(alive) != before
+    assert client.hlen(key) == 0
+    assert all(29 < holder.deadline_seconds <= 30 for holder in slots.read().holders)
+    assert slots.renew(alive, "a").outcome is Renewed.RENEWED
+    world.expire(dead)
+    assert [found.token for found in slots.fence_expired().holders] == [dead]
+
+
 @pytest.mark.rule("P5")
 def test_no_key_expires_and_all_share_one_tag(world: World) -> None:
     slots = world.process(limit=1)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from admission.spec import parse_spec
+from runners.agent.assignment import Assignment
+from runners.agent.executors.docker import DockerExecutor
+from runners.agent.physical.building import make_keeper
+from runners.agent.physical.keeper import Times
 from tests.physical_docker.world import SCALED, Instance, Observer, eventually, remains
 from tests.runners.agent.proxy import DockerProxy
 
@@ -123,6 +130,35 @@ def test_a_removal_refused_for_long_is_reported(instance: Instance, tmp_path: Pa
         assert len(instance.containers()) == 1
         proxy.refuse = b""
         other.wait_for("made", 90)
+
+
+@pytest.mark.rule("P1", "P6")
+def test_a_place_where_nothing_could_be_begun_runs_out(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entered, and then the process has no descriptor left: nobody would release it, and renewals would go on."""
+    variables = {
+        "REDIS_URL": instance.redis.url,
+        "CONTROLPLANE_INSTANCE_ID": instance.id,
+        "CONTROLPLANE_RUN_LIMIT": "1",
+    }
+    keeper = make_keeper(variables, instance.adapter, Times(**SCALED))
+    keeper.start(lambda name, /, **fields: None)
+    executor = DockerExecutor(instance.adapter, slots=keeper)
+    spec = parse_spec({"image": instance.image, "command": ["true"]})
+    given = Assignment(run=1, epoch=1, attempt=1, tenant="t", spec=spec)
+
+    def none_left(flags: int) -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    try:
+        monkeypatch.setattr("runners.agent.executors.docker_execution.os.pipe2", none_left)
+        with pytest.raises(OSError, match="Too many open files"):
+            executor.start(given, lambda data: None, {})
+        monkeypatch.undo()
+        assert instance.holders() == 1
+        eventually(lambda: not instance.holders(), 15)
+        assert not instance.containers()
+    finally:
+        keeper.close()
 
 
 @pytest.mark.rule("P8")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
 from admission.physical.protocol import ABORT_SECONDS, HOLD_SECONDS
 from tests.physical_docker.world import FULL, SCALED, Instance, LauncherProcess, Observer, eventually, remains
+from tests.runners.agent.proxy import DockerProxy
 
+LOST = "Redis has lost the slots of this instance"
 CLOSED = "no place for a container"
 
 
@@ -96,6 +99,34 @@ def test_a_lost_dataset_is_drained_before_it_counts_again(instance: Instance, ob
 
 
 @pytest.mark.rule("P12")
+def test_a_lost_dataset_is_told_for_as_long_as_its_containers_survive(instance: Instance, tmp_path: Path) -> None:
+    with DockerProxy(tmp_path / "proxy.sock") as proxy:
+        holder = instance.launcher(2)
+        holder.run(1)
+        old = holder.wait_for("made")["container"]
+        holder.signal(signal.SIGSTOP)
+        other = instance.launcher(2, endpoint=f"unix://{tmp_path}/proxy.sock")
+        proxy.refuse = b"DELETE /"
+        instance.redis.kill()
+        instance.redis.wipe()
+        instance.redis.start()
+        other.run(2)
+        refused = other.wait_for("refused", run=2)["error"]
+        for told in (LOST, "nothing is admitted while", old[:12], "docker rm -f"):
+            assert told in refused
+        eventually(lambda: LOST in str(other.all("report")[-1]["problems"]))
+        assert instance.snapshot().config is None
+        assert list(instance.containers()) == [old]
+        proxy.refuse = b""
+        eventually(lambda: not other.all("report")[-1]["problems"], 30, "the last pass tells of nothing any more")
+        assert old not in instance.containers()
+        other.run(3, "true")
+        assert other.wait_for("ended", run=3)["code"] == 0
+        holder.signal(signal.SIGCONT)
+        holder.wait_for("done", run=1)
+
+
+@pytest.mark.rule("P12")
 def test_a_lost_dataset_refuses_until_the_containers_are_gone(instance: Instance) -> None:
     holder = instance.launcher(2)
     holder.run(1)
@@ -108,7 +139,10 @@ def test_a_lost_dataset_refuses_until_the_containers_are_gone(instance: Instance
     assert instance.snapshot().config is None
     assert list(instance.containers()) == [old]
     holder.signal(signal.SIGCONT)
-    holder.run(2, "true")
     assert holder.wait_for("ended", run=1)["reason"] == "lost"
+    eventually(lambda: instance.snapshot().config is not None, 30)
+    # Who asks while the instance is drained is refused; a driver asks again, this launcher does not.
+    eventually(lambda: not holder.all("report")[-1]["problems"], 30)
+    holder.run(2, "true")
     assert holder.wait_for("ended", run=2)["code"] == 0
     assert instance.snapshot().config is not None

@@ -19,6 +19,7 @@ from admission.models import Attempt, Permit, Run
 from admission.services.reaping import reap_outside_permits, reap_run_permits
 from controlplane.core.sql import execute, one
 from controlplane.embedded.postgres import ROLE_SETTINGS
+from runners.services.claims import Claim
 from tests import ledger
 from tests.runners.conftest import make_runner
 
@@ -197,7 +198,7 @@ def test_a_driver_stopped_inside_an_admission_holds_the_fleet_up_for_the_time_ou
 @pytest.mark.parametrize(("own", "bounds"), [("0", "10s"), ("2s", "2s"), ("1min", "1min")])
 @pytest.mark.parametrize("kind", ["replica", "runner"])
 def test_an_admission_brings_a_time_out_where_the_role_has_none(kind: str, own: str, bounds: str) -> None:
-    driver = make_runner().driver if kind == "runner" else ledger.make_driver()
+    driver = Claim(make_runner().driver, "r").driver if kind == "runner" else ledger.make_driver()
     with transaction.atomic():
         execute("SELECT set_config('idle_in_transaction_session_timeout', %(own)s, true)", {"own": own})
         assert driver.lock()

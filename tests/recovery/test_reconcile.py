@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -36,6 +39,7 @@ from recovery.services.replicas import (
     replica_driver,
 )
 from recovery.services.reporting import Report
+from runners.agent.physical.owner import is_gone
 from tests import ledger
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("witness")]
@@ -239,6 +243,29 @@ def test_a_restart_under_the_same_pinned_id_takes_over_a_process_proven_gone() -
     assert new.pk != dead.pk
     assert Replica.objects.get(pk=dead.pk).declared_dead_at is not None
     assert reconcile(claimant=str(new.incarnation), by="pinned", self_id=new.pk).finished == ["pinned"]
+
+
+@pytest.mark.rule("L9", "R10", "G7")
+def test_a_living_process_of_a_container_is_not_proven_gone_by_one_outside_of_it() -> None:
+    """Its pid is another process here, or none; machine and boot are the same."""
+    program = "from runners.agent.physical.owner import *; o = owner_of(); print(o, is_gone(o), flush=True); input()"
+    rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    inside = subprocess.Popen(
+        ["unshare", *rights, "--pid", "--fork", "--mount-proc", sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert inside.stdout is not None
+    owner, gone_inside = inside.stdout.readline().split()
+    try:
+        assert owner.split("/")[2] == "1"
+        assert (gone_inside, is_gone(owner)) == ("False", False)
+    finally:
+        inside.communicate("\n")
+    machine, _, rest = owner.split("/", 2)
+    assert is_gone(f"{machine}/{boot_id()}/{rest}"), "the same pid of this namespace has another start"
+    assert not is_gone(f"{machine}/an-earlier-boot:4026532500/{rest}")
 
 
 @pytest.mark.rule("R3")

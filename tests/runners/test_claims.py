@@ -12,7 +12,8 @@ from controlplane.core.audit import SYSTEM
 from runners import sql
 from runners.models import ClaimRequest, Runner
 from runners.services.claims import claim_runs
-from runners.services.fleet import drain_runner
+from runners.services.fleet import drain_runner, find_runner
+from runners.services.polls import Asked, Question, look
 from tests import ledger
 from tests.api.conftest import Caller
 from tests.runners.conftest import RunnerCaller, make_runner, named
@@ -136,13 +137,10 @@ def test_a_claim_that_is_undone_leaves_the_request_free(connect: Any, monkeypatc
     ledger.submit(made, 2)
     driver = make_runner().driver
 
-    def broken(*_: object, **__: object) -> int:
-        raise ZeroDivisionError
-
     with monkeypatch.context() as patch:
-        patch.setattr("runners.services.claims.json.dumps", broken)
-        with pytest.raises(ZeroDivisionError):
-            claim_runs(driver, "same", Envelope(2))
+        patch.setattr(sql, "CLAIM_RUNS", sql.CLAIM_RUNS.replace("'epoch', epoch", "'epoch', 1 / (epoch - epoch)"))
+        assert claim_runs(driver, "same", Envelope(2)) is None
+    assert not ClaimRequest.objects.exists()
     assert ledger.in_flight(made) == 0
     found = claim_runs(driver, "same", Envelope(2))
     assert found is not None
@@ -172,7 +170,7 @@ def test_nothing_is_offered_after_the_answer(
 def test_a_drain_waits_for_the_claim_under_way(connect: Any) -> None:
     runner = make_runner()
     claiming = connect()
-    claiming.execute(sql.LOCK_RUNNER, {"runner": runner.runner})
+    claiming.execute(sql.RESERVE_CLAIM, {"runner": runner.runner, "request_id": "r"})
     drain = ledger.Concurrent(drain_runner, runner.runner, actor=SYSTEM, reason="x")
     ledger.until_waiting(connect(autocommit=True), drain)
     claiming.commit()
@@ -244,5 +242,32 @@ def test_a_claim_of_many_costs_no_more_statements_than_one_of_few(
 ) -> None:
     ledger.submit(tenant.tenant, 12)
     runner.claimed("warm", slots=1)
-    with django_assert_max_num_queries(20):
+    with django_assert_max_num_queries(10):
         assert len(runner.claimed("many", slots=10)) == 10
+
+
+@pytest.mark.rule("Q3", "Q4")
+@pytest.mark.django_db(transaction=True)
+def test_a_claim_that_was_just_seen_to_fit_is_five_statements_in_one_transaction(
+    django_assert_num_queries: Any,
+) -> None:
+    ledger.submit(ledger.make_tenant(quota=10), 2)
+    driver = make_runner().driver
+    with django_assert_num_queries(7) as seen:
+        assert claim_runs(driver, "r", Envelope(1), judged=True)
+    kinds = [" ".join(q["sql"].split()[:2]) for q in seen.captured_queries]
+    # The reading; the request and its runner; tenants and runs; counters; the admission with the answer.
+    assert [kind for kind in kinds if kind in ("BEGIN", "COMMIT")] == ["BEGIN", "COMMIT"]
+    assert kinds.index("BEGIN") == 1
+
+
+@pytest.mark.rule("Q7")
+def test_a_look_at_what_was_announced_is_one_statement(django_assert_num_queries: Any) -> None:
+    [run] = ledger.submit(ledger.make_tenant())
+    caller = make_runner()
+    runner = find_runner(caller.token)
+    assert runner is not None
+    profile = Asked(b"", "r", 1).profile(runner)
+    with django_assert_num_queries(1):
+        seen = look(Question(wanted={profile: 1}, announced=True))
+    assert seen.suitable == {profile: [run]}

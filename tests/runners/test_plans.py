@@ -14,14 +14,22 @@ from runners import kept_sql, sql
 pytestmark = pytest.mark.django_db
 
 HOLD = {"run": 1, "epoch": 1, "driver_kind": "runner", "driver_id": 1}
+ADMITTING = {
+    **{name: [1] for name in ("counters", "weights", "virtual_times", "start_tags", "runs", "needs_run")},
+    **{name: ["1"] for name in ("needs_scope", "needs_key")},
+    **dict.fromkeys(("start_deadline_seconds", "lease_seconds", "lapse_seconds"), 60),
+    **dict.fromkeys(("driver_kind", "driver_name", "request_id"), "r"),
+    "driver_id": 1,
+    "incarnation": None,
+}
 STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "find_runners": (sql.FIND_RUNNERS, {"hashes": [b"x"], "resolution": 5}),
     "note_contacts": (sql.NOTE_CONTACTS, {"runners": [1], "resolution": 5}),
     "read_concerned": (sql.READ_CONCERNED, {"hashes": [b"x"], "modes": ["active"]}),
     "read_answered": (sql.READ_ANSWERED, {"runners": [1], "request_ids": ["r"]}),
-    "lock_runner": (sql.LOCK_RUNNER, {"runner": 1}),
+    "reserve_claim": (sql.RESERVE_CLAIM, {"runner": 1, "request_id": "r"}),
     "use_enrolment": (sql.USE_ENROLMENT, {"hash": b"x"}),
-    "store_claim": (sql.STORE_CLAIM, {"runner": 1, "request_id": "r", "runs": "[]"}),
+    "claim_runs": (sql.CLAIM_RUNS, ADMITTING),
     "forget_claim": (sql.FORGET_CLAIM, {"runner": 1, "request_id": "r"}),
     "read_claim": (sql.READ_CLAIM, {"runner": 1, "request_id": "r"}),
     "append_log": (sql.APPEND_LOG, {**HOLD, "offset": 0, "data": b"x", "cut": False, "late": 600}),

@@ -6,6 +6,8 @@
 -- Invariant: an entry that its owner may still use is not touched; a fence is stored and never undone; the id named is
 --   the one recorded in this step. A caller with another generation or limit reaps nothing.
 -- Runs at maxmemory too. Also forgets who stopped waiting without a word.
+-- No deadline is further away than a period: one that is was written before the server's clock was set back. It is put
+--   to a period from now, never earlier than its owner was promised, or a dead owner's would stay for as long as the step.
 local generation, limit, most = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local config = configuration()
 local reason = mismatch(config)
@@ -18,6 +20,10 @@ local answer = {'ok'}
 local all = redis.call('HGETALL', HOLDERS)
 for i = 1, #all, 2 do
   local entry = decode(all[i + 1])
+  if entry.state ~= 'fenced' and entry.deadline > now + HOLD_US then
+    entry.deadline = now + HOLD_US
+    store(all[i], entry)
+  end
   if #answer < 5 * most and lapsed(entry, now) then
     if entry.state ~= 'fenced' then
       entry.state = 'fenced'

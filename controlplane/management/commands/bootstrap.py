@@ -9,11 +9,11 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandParser
-from django.utils import timezone
 
 from admission.models import Tenant
 from admission.services import quotas, tenants
 from controlplane.core.audit import Actor
+from controlplane.core.clock import database_now
 from controlplane.core.errors import NotFound
 from runners.services.enrolment import issue_enrolment_token
 
@@ -34,7 +34,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Idempotent but for the tokens."""
         answer: dict[str, Any] = {"admin": self._admin(), "tenants": {}, "enrolment": None}
-        expires = timezone.now() + timedelta(hours=TOKEN_HOURS)
+        expires = database_now() + timedelta(hours=TOKEN_HOURS)
         for slug, quota in TENANTS.items():
             tenant = self._tenant(slug, quota)
             _, secret = tenants.issue_token(tenant, "demo", actor=ACTOR, expires_at=expires)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from typing import Any
 
@@ -16,6 +15,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from controlplane.demo.batch import Demo
 from controlplane.demo.humaneval import PROBLEMS
 from controlplane.processes import guarded
+from runners.agent.signalled import Signalled
 
 OBSERVER_SECONDS = 10.0
 
@@ -34,7 +34,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Submit, watch, compare."""
-        stop = threading.Event()
+        stop = Signalled()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         tenants = json.loads(os.environ.pop("WHARFINGER_DEMO_TENANTS"))
         demo = Demo(options["url"], tenants, self._say, problems=options["problems"])

@@ -26,7 +26,10 @@
     }
     for (const element of document.querySelectorAll("[data-left]")) {
       const left = Number(element.dataset.left) - since(element);
-      element.textContent = left > 0 ? span(left) : "lapsed";
+      // Counted down to nothing here: whether it was renewed meanwhile only the server knows.
+      const counted = left <= 0 && Number(element.dataset.left) > 0;
+      element.textContent = left > 0 ? span(left) : counted ? "0 s" : "lapsed";
+      if (counted) element.title = "Counted down since the page was loaded; load it again to see what became of it.";
       element.classList.toggle("wf-tone-bad", left <= 0);
       element.classList.toggle("wf-tone-warn", left > 0 && left < Number(element.dataset.warn));
       element.classList.toggle("wf-tone-mute", left >= Number(element.dataset.warn));

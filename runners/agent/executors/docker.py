@@ -24,6 +24,7 @@ from runners.agent.executors.docker_execution import DockerExecution
 from runners.agent.executors.docker_sweep import remove_all
 from runners.agent.executors.late_creates import LateCreates
 from runners.agent.executors.slots import UNRESTRICTED, WAIT_SECONDS, Place, SlotKeeper, wait_for_place
+from runners.agent.registry import advice, login_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -71,14 +72,13 @@ class DockerExecutor:
     def prepared(self, assignment: Assignment) -> bool:
         """See `Executor.prepared`: its image was here a short while ago. If it has gone since, the start gets it."""
         seen = self._images.get(assignment.spec.image)
-        return seen is not None and now() - seen < IMAGE_SEEN_SECONDS
+        return assignment.spec.pull != "always" and seen is not None and now() - seen < IMAGE_SEEN_SECONDS
 
     def prepare(self, assignment: Assignment, progress: Progress) -> None:
         """See `Executor.prepare`. An image that another stands in for is not fetched."""
         image = assignment.spec.image
-        if image not in self._aliases and self.adapter.image_id(image) is None:
-            progress(f"pulling {image}")
-            self._pull(image, progress)
+        if image not in self._aliases and (assignment.spec.pull == "always" or self.adapter.image_id(image) is None):
+            self._pull(assignment, progress)
         fresh = now() - IMAGE_SEEN_SECONDS
         self._images = {name: at for name, at in self._images.items() if at > fresh} | {image: now()}
 
@@ -88,9 +88,14 @@ class DockerExecutor:
         """Create, verify, start. Once a create may have reached the daemon this returns an execution, whatever
         happens then: only its `remove` can tell that nothing is left."""
         place, labels = self._enter(assignment, labels, may_start)
-        name = config.container_name(assignment, labels)
-        labels = config.all_labels(assignment, labels)
-        execution = DockerExecution(self.adapter, assignment, sink, name, labels[config.LABEL_TOKEN], place)
+        try:
+            name = config.container_name(assignment, labels)
+            labels = config.all_labels(assignment, labels)
+            execution = DockerExecution(self.adapter, assignment, sink, name, labels[config.LABEL_TOKEN], place)
+        except BaseException:
+            # Out of descriptors, say. Not dropped, its place would be renewed for as long as this process lives.
+            place.drop()
+            raise
         try:
             execution.files = self._place_files(assignment, name)
             self._create(execution, labels, may_start)
@@ -145,7 +150,7 @@ class DockerExecutor:
         try:
             self._create_from(execution, image, labels)
         except NotFound:
-            image = self._image_instead(image, execution.sink)
+            image = self._image_instead(assignment, execution.sink)
             # A pull may take minutes: what was allowed before it may be cancelled or late by now (rule P13).
             may_start()
             # The daemon made nothing: the one refusal after which creating again is not a second create.
@@ -159,17 +164,30 @@ class DockerExecutor:
         if execution.container is None:
             self._late.watch(labels[config.LABEL_TOKEN])
 
-    def _image_instead(self, image: str, sink: LogSink) -> str:
+    def _image_instead(self, assignment: Assignment, sink: LogSink) -> str:
+        image = assignment.spec.image
         alias = self._aliases.get(image)
         if alias is not None:
             log.warning("image %s is not present; using %s as configured", image, alias)
             sink(config.alias_note(image, alias))
             return alias
-        self._pull(image, None)
+        self._pull(assignment, None)
         return image
 
-    def _pull(self, image: str, progress: Progress | None) -> None:
+    def _pull(self, assignment: Assignment, progress: Progress | None) -> None:
+        spec = assignment.spec
+        if spec.pull == "never":
+            raise ImageUnavailable(
+                f"image {spec.image} is not present, and the run says never to pull it: bring it to the daemon "
+                "(docker load), or let `pull` be missing"
+            )
+        login = login_of(spec, assignment.registry)
+        if progress is not None:
+            progress(f"pulling {spec.image}")
         try:
-            self.adapter.pull(image, progress=progress)
+            self.adapter.pull(spec.image, progress=progress, login=login)
         except ExecutorError as error:
-            raise ImageUnavailable(f"image {image} is not present and cannot be pulled: {error}") from error
+            why = "as the run asks" if spec.pull == "always" else "for it is not present"
+            raise ImageUnavailable(
+                f"image {spec.image}, to be pulled {why}, cannot be pulled: {error}{advice(spec, str(error))}"
+            ) from error

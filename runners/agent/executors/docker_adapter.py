@@ -165,12 +165,23 @@ class DockerAdapter:
             return None
         return str(answer["Id"])
 
-    def pull(self, image: str, seconds: int = PULL_SECONDS, progress: Callable[[str], None] | None = None) -> None:
-        """Fetch an image. `seconds` bounds the silence between two reports, not the whole."""
+    def pull(
+        self,
+        image: str,
+        seconds: int = PULL_SECONDS,
+        progress: Callable[[str], None] | None = None,
+        login: Mapping[str, str] | None = None,
+    ) -> None:
+        """Fetch an image. `seconds` bounds the silence between two reports, not the whole.
+
+        `login` goes to the daemon in a header of this one call and is kept nowhere; without one the machine's own
+        configuration (`docker login`) serves.
+        """
         repository, tag = split_image(image)
         client = self._client(seconds)
         with _told_apart(f"pulling {image}"):
-            for line in client.pull(repository, tag=tag, stream=True, decode=True):
+            lines = client.pull(repository, tag=tag, stream=True, decode=True, auth_config=dict(login or {}) or None)
+            for line in lines:
                 if "error" in line:
                     raise Refused(0, f"pulling {image}: {line['error']}")
                 if progress is not None:

@@ -31,6 +31,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Callable, Iterator
     from typing import Any
 else:
     import _signal as signal
@@ -242,14 +243,7 @@ class _Watch:
                 return None
 
     def _reap(self) -> None:
-        """Collect the command and whatever orphans of it came to us."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in _collected():
             if pid == self._main:
                 code = os.waitstatus_to_exitcode(status)
                 self._code = code if code >= 0 else 128 - code
@@ -268,7 +262,7 @@ class _Watch:
             return
         if not self._terminated:
             self._terminated = True
-            _signal_group(self._main, signal.SIGTERM)
+            _signal(self._main, signal.SIGTERM, os.killpg)
         self._kill_at = min(self._kill_at, time.clock_gettime(time.CLOCK_BOOTTIME) + float(grace))
 
 
@@ -279,7 +273,7 @@ def _kill_all(plan: Plan, main_pid: int) -> set[int]:
     """Until nothing of it is left; what still is (in uninterruptible sleep) after some time is returned."""
     if plan["pids_max"]:
         _write(plan["pids_max"], "0")
-    _signal_group(main_pid, signal.SIGKILL)
+    _signal(main_pid, signal.SIGKILL, os.killpg)
     for turn in range(KILL_ROUNDS):
         left = _members(plan)
         if not left:
@@ -290,7 +284,7 @@ def _kill_all(plan: Plan, main_pid: int) -> set[int]:
             _stop_all(left)
         for pid in left:
             _signal(pid, signal.SIGKILL)
-        _collect()
+        list(_collected())
         time.sleep(min(0.001 * 2**turn, 0.05))
     return _members(plan)
 
@@ -336,24 +330,18 @@ def _parent(pid: str) -> int:
         return 0
 
 
-def _collect() -> None:
+def _collected() -> Iterator[tuple[int, int]]:
+    """The command and whatever orphans of it came to us, as they end: number and status."""
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            continue
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            yield found
     except ChildProcessError:
         return
 
 
-def _signal_group(pid: int, number: int) -> None:
+def _signal(pid: int, number: int, send: Callable[[int, int], None] = os.kill) -> None:
     try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
+        send(pid, number)
     except ProcessLookupError:
         return
 

@@ -81,14 +81,14 @@ class SlotPlace:
             raise PlaceLost(f"the container of run {self.run} could not be registered: {error}") from error
         if not answer.ok:
             raise PlaceLost(f"the container of run {self.run} was refused its registration ({answer.reason})")
-        self._same_ledger()
+        self._same_ledger(answer.ledger)
         self.container = container
         self._keeping.tell("slot_admitted", run=self.run, token=self.token, container=container)
 
-    def _same_ledger(self) -> None:
+    def _same_ledger(self, ledger: str) -> None:
         """After the create: whoever began another ledger since had put it on the daemon before listing containers, so
         one of the two sees the other (rule P12)."""
-        if not self._keeping.slots.same_ledger():
+        if not self._keeping.slots.same_ledger(ledger):
             raise PlaceLost(f"another ledger than the one that counts run {self.run} is in force; it is not started")
 
     def _register(self, container: str) -> Register:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import io
@@ -29,9 +30,13 @@ def _layer(name: str) -> bytes:
 
 
 class Registry:
-    """Has one image, `reference`. `release` lets its layer be downloaded."""
+    """Has one image, `reference`. `release` lets its layer be downloaded; `login` is demanded of everybody."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, login: tuple[str, str] | None = None) -> None:
+        self._login = None if login is None else ":".join(login)
+        self.logins: set[str] = set()
+        """Accepted ones, as they came."""
+        self.manifests = 0
         self.release = threading.Event()
         self.asked = threading.Event()
         tar = _layer(name)
@@ -78,6 +83,7 @@ class Registry:
             return "application/json", b"{}"
         kind, _, name = path.rpartition("/")
         if kind.endswith("/manifests") and name in ("1", _digest(self._manifest)):
+            self.manifests += 1
             return MANIFEST, self._manifest
         if name == self._layer:
             self.asked.set()
@@ -85,17 +91,39 @@ class Registry:
         data = self._blobs.get(name)
         return None if data is None else ("application/octet-stream", data)
 
+    def admits(self, header: str) -> bool:
+        """Whether who sends this header of authorization is let in."""
+        if self._login is None:
+            return True
+        given = base64.b64decode(header.removeprefix("Basic ")).decode()
+        if given == self._login:
+            self.logins.add(given)
+        return given == self._login
+
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                if not registry.admits(self.headers.get("Authorization", "")):
+                    self._demand()
+                    return
                 found = registry.answer(self.path)
                 kind, body = found or ("application/json", b'{"errors": []}')
                 self.send_response(200 if found else 404)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Docker-Content-Digest", _digest(body))
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            def _demand(self) -> None:
+                body = b'{"errors": [{"code": "UNAUTHORIZED", "message": "authentication required"}]}'
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="private"')
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 if self.command == "GET":
                     self.wfile.write(body)
