@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     # The settings were read before any conftest: what stands in the environment now is the key of every child.
     environment.ephemeral.clear()
+    settings.SECRET_KEY = os.environ["SECRET_KEY"]  # or tokens made here would not open a child's doors
     config.stash[_STOP] = []
     emptying.install()
     if hasattr(config, "workerinput") or os.environ.get("DATABASE_URL") or config.option.collectonly:
