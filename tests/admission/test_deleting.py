@@ -23,6 +23,7 @@ from controlplane.core.audit import SYSTEM
 from controlplane.core.errors import Conflict, NotFound
 from controlplane.core.models import AuditEntry
 from runners.models import Runner
+from runners.services.claims import Claim
 from runners.services.enrolment import EnrolmentRefused, Machine, enrol, issue_enrolment_token
 from runners.services.fleet import find_runner, revoke_runner, runner_driver
 from runners.services.logs import append_log
@@ -196,7 +197,7 @@ def test_drained_its_own_runners_finish_what_they_have_and_go_with_it(make_tenan
     runner, secret = enrol(enrolment, Machine("rack", slots=1, executors=("docker",)))
     identity = find_runner(secret)
     assert identity is not None
-    driver = runner_driver(identity)
+    driver = Claim(runner_driver(identity), "r").driver
     submit(tenant, 3)
     held = ledger.start(driver, ledger.admit_all(driver, 1))
     assert delete(tenant, drain=True) is False
