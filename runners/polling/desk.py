@@ -135,11 +135,12 @@ class Desk:
             timer.cancel()
             self._leave(poll)
 
-    def hear(self) -> None:
-        """Something was announced. From any thread."""
+    def hear(self) -> bool:
+        """Something was announced; whether somebody waits here for it. From any thread."""
         if not self._heard:
             self._heard = True
             self._loop.call_soon_threadsafe(self._wanted.set)
+        return bool(self._parked)
 
     def close(self) -> None:
         """End every poll; what is just being claimed is answered first."""
