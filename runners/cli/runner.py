@@ -151,6 +151,8 @@ def run(  # noqa: PLR0913, PLR0917 - options, each by its name
 ) -> None:
     """Execute runs until stopped. SIGTERM or Ctrl-C drains, a second one stops what runs.
 
+    A server or a Docker daemon that does not answer is waited for, at the start too.
+
     Results and output that cannot be delivered wait on the disk (WHARFINGER_SPOOL) and are delivered first at the next
     start.
 

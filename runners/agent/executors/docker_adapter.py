@@ -42,6 +42,14 @@ Json = dict[str, Any]
 class DaemonSilent(ExecutorError):
     """No answer (connection error, time-out). Whether the call took effect is unknown."""
 
+    temporary = True
+
+
+class DaemonForbidden(DaemonSilent):
+    """This user may not speak to the daemon: time does not mend it."""
+
+    temporary = False
+
 
 class Refused(ExecutorError):
     """The daemon answered and said no."""
@@ -85,7 +93,20 @@ def _told_apart(what: str) -> Iterator[None]:
     except APIError as error:
         raise Refused(int(error.status_code or 0), f"{what}: {error.explanation or error}") from error
     except (requests.RequestException, DockerException, OSError) as error:
+        if _is_forbidden(error):
+            raise DaemonForbidden(
+                f"{what}: this user may not use the Docker daemon ({error}); add it to the group `docker`"
+            ) from error
         raise DaemonSilent(f"{what}: no answer from the Docker daemon ({error}); is it running?") from error
+
+
+def _is_forbidden(error: BaseException | None) -> bool:
+    """Whether a refused permission is behind it; the libraries wrap it several times."""
+    while error is not None:
+        if isinstance(error, PermissionError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class Attached:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import socket
 import threading
 from typing import TYPE_CHECKING
 
@@ -300,3 +302,24 @@ def test_refused_registration_is_not_started(local_image: str, adapter: DockerAd
     end, output = execute(executor, assignment(["echo", "ran"], image=local_image))
     assert (end.reason, end.detail, output) == ("executor_error", "the token is fenced", b"")
     assert adapter.is_gone(registered[0])
+
+
+@pytest.mark.rule("Q12")
+def test_a_daemon_that_may_not_be_used_is_no_silent_one(tmp_path: Path) -> None:
+    place = tmp_path / "docker.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(place))
+        listening.listen()
+        place.chmod(0)
+        mine, nobody = os.geteuid(), 65534
+        if mine == 0:
+            os.seteuid(nobody)  # root may use every socket
+        try:
+            with pytest.raises(ExecutorError, match="may not use the Docker daemon") as refused:
+                DockerAdapter(f"unix://{place}").identity()
+        finally:
+            os.seteuid(mine)
+    assert not refused.value.temporary
+    with pytest.raises(ExecutorError) as silent:
+        DockerAdapter(f"unix://{tmp_path}/none.sock").identity()
+    assert silent.value.temporary
