@@ -84,6 +84,8 @@ def enrol_machine(
         raise ConfigError("No server is named. Set WHARFINGER_URL or give --url.")
     if not secret:
         raise ConfigError("No enrolment token. An operator issues one; put it into WHARFINGER_ENROLMENT_TOKEN.")
+    # Before a use of the enrolment token is spent: what could not be stored would be lost with it.
+    config.save()
     host = platform.node()
     body = {
         "token": secret,

@@ -217,7 +217,10 @@ class DockerExecution:
                 self._broken = True
 
     def _sleep(self, seconds: float) -> None:
-        if select.select([self._wake_read], [], [], seconds)[0]:
+        # Not `select`: that refuses descriptors from 1024 on, which a driver with many slots has.
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        if poll.poll(seconds * 1000 + 1):
             _drain(self._wake_read)
 
     def _readable(self, attached: Attached, seconds: float) -> bool:
