@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -150,7 +151,8 @@ def build(runs: int = 60) -> dict[str, Any]:
             write_log(driver, held[0], 40)
             finish(driver, held)
     runner = enrolled_runner()
-    third = runner_driver(runner)
+    # A runner is admitted by its claim, which locks its row; here nobody else is at it.
+    third = replace(runner_driver(runner), lock=lambda: True)
     live = [(driver, begin(driver, admit(driver, Envelope(5)))) for driver in (*drivers, third)]
     write_log(live[0][0], live[0][1][0], 1600)
     requeue_runs(live[1][1][:1], actor=ANNA, reason="stuck since the switch was replaced")
