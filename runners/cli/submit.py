@@ -80,8 +80,11 @@ def open_file(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
 def submit_file(client: Client, path: str, batch: str, *, again: bool) -> Report:
     """Judge every line, then send what is right in portions."""
     salt = secrets.token_hex(8) if again else ""
-    with open_file(path) as file:
-        lines = read_lines(file, batch, salt)
+    try:
+        with open_file(path) as file:
+            lines = read_lines(file, batch, salt)
+    except OSError as error:
+        raise WrongInput(f"{path} cannot be read: {error.strerror}") from error
     report = Report(batch, wrong=dict(lines.wrong))
     _send(client, lines, report)
     return report
