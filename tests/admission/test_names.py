@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.contrib import admin as django_admin
 from django.db import connection
 from django.db.models import QuerySet
 
 from admission.admin.runs import RunAdmin, keyed, named
 from admission.api.filters import RunFilter
 from admission.models import Run, Tenant
-from controlplane.site import site
 from tests import ledger
 
 MANY = 3000
@@ -47,7 +47,7 @@ def test_a_tenants_and_everyones_listing_by_name(tenant: Tenant) -> None:
 def test_the_search_of_the_admin(tenant: Tenant, rf: Any) -> None:
     some = Run.objects.exclude(name="").latest("pk")
     nameless = Run.objects.filter(name="").latest("pk")
-    admin = RunAdmin(Run, site)
+    admin = RunAdmin(Run, django_admin.site)
     for term, run in ((some.name, some), (f"key-{nameless.pk}", nameless)):
         found, _ = admin.get_search_results(rf.get("/"), Run.objects.order_by("-id"), term)
         assert [one.pk for one in found[:100]] == [run.pk]
