@@ -73,6 +73,9 @@ class Transport:
             raise BadAddress(
                 f"{url!r} is no address of a control plane; it looks like https://host or http://host:8000"
             )
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            # Refused here: further down it would be quoted in an error.
+            raise BadAddress("the token has characters that no token has; is it the right file, and one line of it?")
         self.url = url.rstrip("/")
         self.token = token
         self._timeout = (CONNECT_SECONDS, read_seconds)

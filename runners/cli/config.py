@@ -41,8 +41,17 @@ class Config:
     runner: RunnerConfig = field(default_factory=RunnerConfig)
 
     def save(self) -> None:
-        """Write it, readable by its owner only from the first byte on."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Write it, readable by its owner only from the first byte on. Raises ConfigError."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._write()
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} cannot be written: {error.strerror}. Make it writable, or name another place: "
+                "WHARFINGER_CONFIG, of a runner WHARFINGER_RUNNER_STATE."
+            ) from error
+
+    def _write(self) -> None:
         scratch = self.path.with_suffix(".new")
         scratch.unlink(missing_ok=True)
         handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
@@ -103,7 +112,10 @@ def load_config(path: Path | None = None) -> Config:
         return Config(path)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}. Correct it, or log in anew.") from error
-    known = {name: v for name, v in values.get("runner", {}).items() if name in RunnerConfig.__dataclass_fields__}
+    section = values.get("runner", {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path} cannot be read: [runner] is no section. Correct it, or enrol anew.")
+    known = {name: v for name, v in section.items() if name in RunnerConfig.__dataclass_fields__}
     return Config(path, str(values.get("url", "")), str(values.get("token", "")), RunnerConfig(**known))
 
 
@@ -118,6 +130,9 @@ def read_secret(name: str, file: Path | None = None) -> str:
         return path.read_text().strip()
     except OSError as error:
         raise ConfigError(f"the token file {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError:
+        # Not chained: that error carries the bytes.
+        raise ConfigError(f"the token file {path} holds no text; is it the right one?") from None
 
 
 def choose(url: str | None, token_file: Path | None) -> tuple[str, str]:
