@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import subprocess
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +25,7 @@ from controlplane.supervisor import back_off
 from controlplane.up.options import Execution, UpError
 
 ANSWER_SECONDS = 10
+OF_A_FLEET = {"DATABASE_URL", "DATABASE_DIRECT_URL", "REDIS_URL", "SECRET_KEY", "SECRET_KEY_FILE", "DOCKER_HOST"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,21 @@ class Services:
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
         }
         return {**defaults, **os.environ, **self.environment, "CONTROLPLANE_EXECUTOR": execution.executor}
+
+    @contextmanager
+    def told(self, env: Mapping[str, str]) -> Iterator[Path]:
+        """While this fleet is up: a file from which a shell has what `manage.py` must know of it.
+
+        Nobody could guess it: the embedded servers have ports and passwords of their own. Readable by its owner only.
+        """
+        path = self.home.path / "environment"
+        names = sorted(name for name in env if name in OF_A_FLEET or name.startswith("CONTROLPLANE_"))
+        text = "".join(f"export {name}={shlex.quote(env[name])}\n" for name in names)
+        self.home.write_private(path, text, for_server=False)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _start_anew(service: EmbeddedService) -> Generator[None, None, str]:

@@ -31,7 +31,9 @@ Login = dict[str, str]
 def registry_of(image: str) -> str:
     """The host that an image's name begins with; Docker's own where it names none."""
     first, separator, _ = image.partition("/")
-    return first if separator and ("." in first or ":" in first or first == "localhost") else HUB
+    named = separator and ("." in first or ":" in first or first == "localhost")
+    # The daemon takes Docker's own registry by its older names too, and credentials are kept under the one.
+    return first if named and first not in _HUBS else HUB
 
 
 def login_of(spec: RunSpec, value: str) -> Login:

@@ -112,11 +112,18 @@ def load_config(path: Path | None = None) -> Config:
         return Config(path)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}. Correct it, or log in anew.") from error
-    section = values.get("runner", {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"{path} cannot be read: [runner] is no section. Correct it, or enrol anew.")
-    known = {name: v for name, v in section.items() if name in RunnerConfig.__dataclass_fields__}
-    return Config(path, str(values.get("url", "")), str(values.get("token", "")), RunnerConfig(**known))
+    fields = RunnerConfig.__dataclass_fields__
+    runner = _typed(path, values.get("runner", {}), dict, "runner")
+    known = {n: _typed(path, v, type(fields[n].default), f"runner.{n}") for n, v in runner.items() if n in fields}
+    url, token = (_typed(path, values.get(name, ""), str, name) for name in ("url", "token"))
+    return Config(path, url, token, RunnerConfig(**known))
+
+
+def _typed(path: Path, value: Any, kind: type, name: str) -> Any:
+    if type(value) is kind:
+        return value
+    words = {str: "a text", int: "a whole number", dict: "a table"}
+    raise ConfigError(f"{path} cannot be read: {name} must be {words[kind]}. Correct it, or log in anew.")
 
 
 def read_secret(name: str, file: Path | None = None) -> str:
@@ -132,7 +139,7 @@ def read_secret(name: str, file: Path | None = None) -> str:
         raise ConfigError(f"the token file {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError:
         # Not chained: that error carries the bytes.
-        raise ConfigError(f"the token file {path} holds no text; is it the right one?") from None
+        raise ConfigError(f"the token file {path} holds no token: it is not text.") from None
 
 
 def choose(url: str | None, token_file: Path | None) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from runners.cli.config import ConfigError
-from runners.transport import ApiError, BadAddress, Unreachable
+from runners.transport import ApiError, BadAddress, BadToken, Unreachable
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ def guarded(work: Callable[[], T]) -> T:
     """Run a command's work; known failures become a message and an exit code, never a stack."""
     try:
         return work()
-    except (ConfigError, BadAddress) as error:
+    except (ConfigError, BadAddress, BadToken) as error:
         fail(Exit.CONFIGURATION, str(error))
     except Unreachable as error:
         fail(Exit.UNREACHABLE, str(error), "Is the server running, and is the address right? Then repeat the command.")

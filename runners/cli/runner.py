@@ -177,14 +177,16 @@ def run(  # noqa: PLR0913, PLR0917 - options, each by its name
         spool_directory(stored),
     )
     telling = Telling()
-    agent = Agent(
-        url or stored.url,
-        stored.token,
-        lambda: make_executor(chosen, aliases),
-        settings,
-        telling,
-        identity=stored.identity,
-        stored_token=lambda: load_config(runner_config_path()).runner.token,
+    agent = guarded(
+        lambda: Agent(
+            url or stored.url,
+            stored.token,
+            lambda: make_executor(chosen, aliases),
+            settings,
+            telling,
+            identity=stored.identity,
+            stored_token=lambda: load_config(runner_config_path()).runner.token,
+        )
     )
     raise typer.Exit(int(agent.run()))
 

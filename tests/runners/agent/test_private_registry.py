@@ -107,6 +107,7 @@ def test_what_is_in_the_secret_decides_for_which_registry_it_serves() -> None:
 
     assert asked("python:3-slim", PAIR) == {**login, "serveraddress": "https://index.docker.io/v1/"}
     assert asked("team/image", many) == {**login, "serveraddress": "https://index.docker.io/v1/"}
+    assert asked("index.docker.io/team/image", many) == {**login, "serveraddress": "https://index.docker.io/v1/"}
     assert asked("ghcr.io/team/image@sha256:" + "0" * 64, many) == {
         "identitytoken": "an-id-token",
         "serveraddress": "ghcr.io",
