@@ -408,7 +408,7 @@ def test_a_token_that_is_none_is_not_quoted(command: Command, tmp_path: Path, to
     file.write_text(token)
     done = command("runs", "--token-file", str(file), "--url", "http://127.0.0.1:1")
     assert done.exit_code == 78
-    assert "is it the right file" in done.stderr
+    assert "This is no token" in done.stderr
     assert "secret" not in done.stderr + done.stdout
 
 
