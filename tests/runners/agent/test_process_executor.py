@@ -352,7 +352,7 @@ class Ending:
 
 def test_a_shim_that_ends_while_it_is_looked_for_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = tmp_path / "run-1.json"
-    monkeypatch.setattr(process_sweep.os, "scandir", lambda _: [Ending(tmp_path, record)])
+    monkeypatch.setattr(os, "scandir", lambda _: [Ending(tmp_path, record)])
     assert process_sweep._shims(record) == []
 
 
