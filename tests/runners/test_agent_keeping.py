@@ -81,11 +81,16 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def one_server(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def one_server(
+    django_db_setup: None, django_db_blocker: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """The same for all tests here: its start takes longer than most of them."""
     made = Server(tmp_path_factory.mktemp("server"))
     yield made
     made.stop()
+    # Other tests of this worker know of no web process that is away.
+    with django_db_blocker.unblock():
+        Hold.objects.filter(name="web").delete()
 
 
 @pytest.fixture
