@@ -76,7 +76,7 @@ class Transport:
             raise BadAddress(
                 f"{url!r} is no address of a control plane; it looks like https://host or http://host:8000"
             )
-        if not (token.isascii() and token.isprintable()):
+        if not (token.isascii() and token.isprintable()) or " " in token:
             # Said without the token: what was taken for one may be another secret, a key of several lines.
             raise BadToken("This is no token: a token is one line of letters, digits and _, as it was shown once.")
         self.url = url.rstrip("/")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from admission.drivers import Driver
 from admission.services.reaping import reap_refusing
@@ -20,13 +20,24 @@ MOST_WANTED = 200
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What decides which runs suit a driver. Idle fleets have few; hashable, so that each is asked for once."""
+    """What decides which runs suit a driver. Idle fleets have few; hashable, so that each is asked for once.
+
+    The hash is worked out once: a thousand polls are summed up by profile at every look.
+    """
 
     tenant_id: int | None
     labels: str
     backends: tuple[str, ...]
     memory_mib: int | None
     cpu: float | None
+    hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        whole = (self.tenant_id, self.labels, self.backends, self.memory_mib, self.cpu)
+        object.__setattr__(self, "hash", hash(whole))
+
+    def __hash__(self) -> int:
+        return self.hash
 
 
 def profile_of(driver: Driver, memory_mib: int | None, cpu: float | None) -> Profile:

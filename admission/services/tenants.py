@@ -111,7 +111,7 @@ def resume_tenant(tenant: Tenant, *, actor: Actor, reason: str = "", if_due: boo
 
 
 def issue_token(
-    tenant: Tenant, name: str, *, actor: Actor, expires_at: datetime | None = None
+    tenant: Tenant, name: str, *, actor: Actor, reason: str = "", expires_at: datetime | None = None
 ) -> tuple[ApiToken, str]:
     """A new tenant token; the secret is returned here and nowhere else."""
     secret = tokens.new_token(tokens.TENANT)
@@ -123,7 +123,8 @@ def issue_token(
             hash=tokens.token_hash(secret),
             expires_at=expires_at,
         )
-        record("issue_token", "tenant", tenant.slug, actor=actor, after={"token": token.shown, "name": name})
+        after = {"token": token.shown, "name": name}
+        record("issue_token", "tenant", tenant.slug, actor=actor, reason=reason, after=after)
     return token, secret
 
 

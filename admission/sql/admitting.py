@@ -111,7 +111,7 @@ ORDER BY c.scope, c.key FOR NO KEY UPDATE
 # predicate; the caller compares `counted` with what it asked for and rolls back on any difference. `admitted_at` is
 # read after the counters were locked, so in the history a successor is never admitted before its predecessor's release
 # (rule A30).
-_ADMITTING: Final = """
+_admitting: Final = """
 WITH counted AS (
     UPDATE admission_counter c
     SET in_flight = c.in_flight + d.weight,
@@ -153,7 +153,7 @@ permitted AS (
 
 def admit_runs(also: str = "") -> str:
     """The admitting statement. `also`: what is written with it, as further parts that read `admitted`."""
-    return f"""{_ADMITTING}{also}
+    return f"""{_admitting}{also}
 SELECT id, attempt, epoch, (SELECT count(*) FROM counted) AS counted FROM admitted
 """
 

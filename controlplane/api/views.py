@@ -27,7 +27,7 @@ class View(APIView):
     schema = ControlPlaneSchema()
     body_limit = BODY_LIMIT_BYTES
 
-    def options(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+    def options(self, request: Any, *args: Any, **kwargs: Any) -> Response:
         """The methods; the schema says the rest. The framework's own answer looks for a row and for forms, which not
         every path has."""
         said = {"name": self.get_view_name(), "methods": self.allowed_methods}

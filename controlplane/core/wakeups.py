@@ -39,7 +39,7 @@ NOTIFY = "SELECT pg_notify(%(channel)s, '')"
 
 
 class _Announcer:
-    """Sends by the thread that asks, or by one of its own: where something was just sent, or there is no session yet.
+    """Sends by the thread that asks; or soon, by one of its own.
 
     A thread that is woken for it waits for the interpreter first, beside the one that goes on: 1 ms later. The session
     is not Django's: each thread has its own of those, and what is sent here is none of its request's statements.
@@ -56,11 +56,17 @@ class _Announcer:
         self._session: psycopg.Connection[Any] | None = None
         self._sent_at = float("-inf")
 
-    def ask(self) -> None:
-        """Send one now, or soon."""
+    @property
+    def backend(self) -> int | None:
+        """The server process by which this one sends."""
+        session = self._session if self._process == os.getpid() else None
+        return session.info.backend_pid if session is not None and not session.closed else None
+
+    def ask(self, *, at_once: bool) -> None:
+        """Send one, at once or within `GAP_SECONDS`."""
         if self._process != os.getpid():
             self._begin()
-        if not self._send_at_once():
+        if not (at_once and self._send_at_once()):
             self._asked.set()
 
     def _begin(self) -> None:
@@ -77,6 +83,7 @@ class _Announcer:
         if not self._sending.acquire(blocking=False):
             return False
         try:
+            self._asked.clear()
             return self._send()
         finally:
             self._sending.release()
@@ -85,7 +92,7 @@ class _Announcer:
         gap = threading.Event()
         while True:
             self._asked.wait()
-            gap.wait(max(0.0, self._sent_at + GAP_SECONDS - monotonic()))
+            gap.wait(GAP_SECONDS)
             # Cleared before it is sent: what is asked for meanwhile is sent again.
             self._asked.clear()
             with self._sending:
@@ -110,7 +117,7 @@ class _Announcer:
 
 
 _announcer = _Announcer()
-_hearers: list[Callable[[], None]] = []
+_hearers: list[Callable[[], bool]] = []
 
 
 def announce() -> None:
@@ -119,13 +126,17 @@ def announce() -> None:
 
 
 def _announce() -> None:
-    for hear in _hearers:
-        hear()
-    _announcer.ask()
+    # Who waits in this process has a head start: if all processes went for one run at once, all but one in vain, they
+    # would only be in its way.
+    waiting = [hear() for hear in _hearers]
+    _announcer.ask(at_once=not any(waiting))
 
 
-def hear_here(hear: Callable[[], None]) -> None:
-    """Be told of what this very process announces, without the way over the database. From any thread; quickly."""
+def hear_here(hear: Callable[[], bool]) -> None:
+    """Be told of what this very process announces, without the way over the database. From any thread; quickly.
+
+    `hear` answers whether somebody waits here.
+    """
     _hearers.append(hear)
 
 
@@ -145,7 +156,7 @@ def listening_address() -> str:
 class Listener:
     """A thread that hears what any process announces, and calls `hear` then. Survives restarts of the database."""
 
-    def __init__(self, hear: Callable[[], None]) -> None:
+    def __init__(self, hear: Callable[[], object]) -> None:
         self._hear = hear
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
@@ -176,8 +187,10 @@ class Listener:
         # What was said before we listened was not heard.
         self._hear()
         while not self._stopping.is_set():
-            for _ in session.notifies(timeout=ALIVE_SECONDS):
-                self._hear()
+            for notification in session.notifies(timeout=ALIVE_SECONDS):
+                # Who is told by `hear_here` has heard what this process said. Behind a pooler it is heard twice.
+                if self._hear not in _hearers or notification.pid != _announcer.backend:
+                    self._hear()
                 if self._stopping.is_set():
                     return
             # A server that vanished without a word is noticed here.

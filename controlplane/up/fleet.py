@@ -25,7 +25,7 @@ from controlplane.processes import guarded, send
 from controlplane.supervisor import Event, Happened, Supervisor
 from controlplane.up import children
 from controlplane.up.options import Execution, Options, UpError
-from controlplane.up.services import Services
+from controlplane.up.services import ServiceEvent, Services
 from controlplane.up.show import Show
 from runners.agent.signalled import Signalled
 
@@ -222,8 +222,12 @@ class Fleet:
         if event.happened in (Happened.DIED, Happened.ENDED, Happened.KILLED):
             self._show.event("child", **{k: v for k, v in asdict(event).items() if v is not None})
 
-    def _on_service(self, name: str, restarts: int, delay: float) -> None:
-        self._show.event("child", happened=Happened.DIED, child=name, restarts=restarts, delay_seconds=delay)
+    def _on_service(self, event: ServiceEvent) -> None:
+        told = {"child": event.name, "restarts": event.restarts, "delay_seconds": event.delay_seconds}
+        if event.error:
+            self._show.event("child", happened=Happened.NOT_RESTARTED, **told, error=event.error)
+        else:
+            self._show.event("child", happened=Happened.DIED, **told)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """The first asks for a clean stop; a second passes the hurry on to every child."""

@@ -41,8 +41,17 @@ class Config:
     runner: RunnerConfig = field(default_factory=RunnerConfig)
 
     def save(self) -> None:
-        """Write it, readable by its owner only from the first byte on."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Write it, readable by its owner only from the first byte on. Raises ConfigError."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._write()
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} cannot be written: {error.strerror}. Make it writable, or name another place: "
+                "WHARFINGER_CONFIG, of a runner WHARFINGER_RUNNER_STATE."
+            ) from error
+
+    def _write(self) -> None:
         scratch = self.path.with_suffix(".new")
         scratch.unlink(missing_ok=True)
         handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)

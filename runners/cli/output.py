@@ -17,7 +17,8 @@ from runners.transport import ApiError, BadAddress, BadToken, Unreachable
 
 T = TypeVar("T")
 
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# No markup: names of runs and runners may hold brackets.
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
 
 
@@ -69,10 +70,10 @@ def run_exit_code(run: Mapping[str, Any]) -> int:
 
 def fail(code: int, text: str, *more: str) -> NoReturn:
     """Say what, why and what to do, and end."""
-    err.print(f"error: {text}", markup=False)
+    err.print(f"error: {text}")
     for line in more:
         if line:
-            err.print(f"  {line}", markup=False)
+            err.print(f"  {line}")
     raise typer.Exit(code)
 
 

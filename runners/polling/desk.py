@@ -135,11 +135,12 @@ class Desk:
             timer.cancel()
             self._leave(poll)
 
-    def hear(self) -> None:
-        """Something was announced. From any thread."""
+    def hear(self) -> bool:
+        """Something was announced; whether somebody waits here for it. From any thread."""
         if not self._heard:
             self._heard = True
             self._loop.call_soon_threadsafe(self._wanted.set)
+        return bool(self._parked)
 
     def close(self) -> None:
         """End every poll; what is just being claimed is answered first."""
@@ -238,7 +239,7 @@ class Desk:
         replay = now - self._replayed_at >= patience * REPLAY_SECONDS
         if replay:
             self._replayed_at = now
-        parked = [(poll, poll.runner) for poll in self._parked if poll.runner is not None]
+        parked = self._known() if watch or replay else []
         question = Question(
             arrived=[poll.asked for poll in arrived],
             watched={poll.asked.hash: runner.mode for poll, runner in parked} if watch else {},
@@ -247,6 +248,9 @@ class Desk:
             announced=heard,
         )
         return arrived, question
+
+    def _known(self) -> list[tuple[_Poll, RunnerIdentity]]:
+        return [(poll, poll.runner) for poll in self._parked if poll.runner is not None]
 
     def _watch_now(self) -> None:
         self._hurry = None
@@ -268,9 +272,9 @@ class Desk:
                 poll.end(None, runner)
         for poll in arrived:
             self._receive(poll, seen)
-        for poll in list(self._parked):
-            if poll.runner is not None and (poll.runner.id, poll.asked.request_id) in seen.answered:
-                self._start_claim(poll, [], poll.asked.wants(poll.runner))
+        for poll, runner in self._known() if seen.answered else ():
+            if (runner.id, poll.asked.request_id) in seen.answered:
+                self._start_claim(poll, [], poll.asked.wants(runner))
         self._wake(seen)
         for poll in [p for p in self._parked if not p.patient and p.runner is not None]:
             self._parked.pop(poll)

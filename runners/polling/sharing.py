@@ -28,16 +28,19 @@ def share(
 
     `wishes` in the order of waiting. A waiter that no run suits takes no turn, so it swallows nobody's.
     """
-    left = {profile: deque(runs) for profile, runs in suitable.items()}
+    left = {profile: deque(runs) for profile, runs in suitable.items() if runs}
     taken = set(spoken_for)
     given: dict[W, list[int]] = {}
     turn = deque(wish for wish in wishes if wish.profile in left)
-    while turn:
+    while turn and left:
         wish = turn.popleft()
-        runs = left[wish.profile]
+        runs = left.get(wish.profile)
+        if runs is None:
+            continue
         while runs and runs[0] in taken:
             runs.popleft()
         if not runs:
+            del left[wish.profile]
             continue
         run = runs.popleft()
         taken.add(run)

@@ -12,20 +12,18 @@ from django.db.models import PROTECT
 from django.utils import timezone
 
 from admission.belongings import read_belongings
-from admission.engine import Envelope
 from admission.models import Attempt, Batch, Counter, Permit, Run, Tenant
 from admission.services import deleting
 from admission.services.deleting import delete_tenant, finish_deletions
 from admission.services.limits import set_harness_capacity
 from admission.services.permits import claim_permit, release_permit
-from admission.services.runs import start_runs
 from admission.services.sweeps import end_pauses
 from admission.services.tenants import pause_tenant, resume_tenant
 from controlplane.core.audit import SYSTEM
 from controlplane.core.errors import Conflict, NotFound
 from controlplane.core.models import AuditEntry
 from runners.models import Runner
-from runners.services.claims import claim_runs
+from runners.services.claims import Claim
 from runners.services.enrolment import EnrolmentRefused, Machine, enrol, issue_enrolment_token
 from runners.services.fleet import find_runner, revoke_runner, runner_driver
 from runners.services.logs import append_log
@@ -199,10 +197,9 @@ def test_drained_its_own_runners_finish_what_they_have_and_go_with_it(make_tenan
     runner, secret = enrol(enrolment, Machine("rack", slots=1, executors=("docker",)))
     identity = find_runner(secret)
     assert identity is not None
-    driver = runner_driver(identity)
+    driver = Claim(runner_driver(identity), "r").driver
     submit(tenant, 3)
-    held = [(one.run, one.epoch) for one in claim_runs(driver, "claim", Envelope(1)) or ()]
-    start_runs(driver, held)
+    held = ledger.start(driver, ledger.admit_all(driver, 1))
     assert delete(tenant, drain=True) is False
     assert sweep() == 0, "it waits"
     assert find_runner(secret) is not None, "it works on"

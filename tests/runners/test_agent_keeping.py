@@ -281,6 +281,27 @@ def test_one_job_and_idle_exit(server: Server, machine: Machine) -> None:
 
 
 @pytest.mark.rule("Q12")
+def test_a_docker_daemon_that_is_not_up_yet_is_waited_for(server: Server, machine: Machine, tmp_path: Path) -> None:
+    daemon = tmp_path / "docker.sock"
+    machine.env |= {"WHARFINGER_EXECUTOR": "docker", "DOCKER_HOST": f"unix://{daemon}"}
+    agent = machine.start("--idle-exit", "0.5")
+    ledger.until(lambda: len(machine.named("executor_unavailable")) >= 2)
+    assert agent.poll() is None
+    daemon.symlink_to("/var/run/docker.sock")
+    assert agent.wait(SECONDS) == 0
+    assert machine.named("connected")
+
+
+@pytest.mark.rule("Q12")
+def test_a_stop_ends_the_wait_for_a_docker_daemon(server: Server, machine: Machine, tmp_path: Path) -> None:
+    machine.env |= {"WHARFINGER_EXECUTOR": "docker", "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    agent = machine.start()
+    ledger.until(lambda: machine.named("executor_unavailable"))
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(SECONDS) == 0
+
+
+@pytest.mark.rule("Q12")
 @pytest.mark.rule("Q11")
 def test_the_commands_of_a_machine(server: Server, machine: Machine) -> None:
     nothing = machine.command("verify")

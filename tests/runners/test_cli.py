@@ -398,3 +398,43 @@ def test_secrets_are_set_from_standard_input_or_a_file_and_never_shown(
     assert "short\n" not in refused.stderr
     assert command("secret", "delete", "TOKEN").exit_code == 0
     assert command("secret", "delete", "TOKEN").exit_code == 1
+
+
+@pytest.mark.rule("Q13")
+@pytest.mark.parametrize("token", ["wht_a-secret\nof two lines", "wht_a-sécret", "wht_a-secret and-more"])
+def test_a_token_that_is_none_is_not_quoted(command: Command, tmp_path: Path, token: str) -> None:
+    """Sent, it would be refused far below, by an error that quotes it."""
+    file = tmp_path / "token"
+    file.write_text(token)
+    done = command("runs", "--token-file", str(file), "--url", "http://127.0.0.1:1")
+    assert done.exit_code == 78
+    assert "This is no token" in done.stderr
+    assert "secret" not in done.stderr + done.stdout
+
+
+@pytest.mark.rule("Q13")
+def test_a_token_file_that_is_no_text_is_said(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    done = command("runs", "--token-file", str(tmp_path / "token"), "--url", "http://127.0.0.1:1")
+    assert (done.exit_code, "holds no token: it is not text" in done.stderr) == (78, True)
+
+
+@pytest.mark.rule("Q2")
+def test_an_enrolment_that_could_not_be_stored_spends_no_use_of_its_token(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WHARFINGER_RUNNER_STATE", str(tmp_path / "file" / "below"))
+    monkeypatch.setenv("WHARFINGER_ENROLMENT_TOKEN", "whe_something")
+    # Nobody listens there: asked, it would wait for somebody to.
+    done = command("runner", "enrol", "--url", "http://127.0.0.1:1")
+    assert (done.exit_code, "cannot be" in done.stderr) == (78, True)
+
+
+def test_a_configuration_with_another_shape_is_said(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").write_text("runner = 1\n")
+    monkeypatch.setenv("WHARFINGER_RUNNER_STATE", str(tmp_path))
+    done = command("runner", "status")
+    assert (done.exit_code, "runner must be a table" in done.stderr) == (78, True)

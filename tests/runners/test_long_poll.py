@@ -277,7 +277,12 @@ def test_without_listen_and_at_a_stop(database_url: str, tenant: Any) -> None:
 def heard(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one at every announcement of this process."""
     said: list[int] = []
-    monkeypatch.setattr(wakeups, "_hearers", [lambda: said.append(1)])
+
+    def hear() -> bool:
+        said.append(1)
+        return False
+
+    monkeypatch.setattr(wakeups, "_hearers", [hear])
     return said
 
 

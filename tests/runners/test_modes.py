@@ -123,7 +123,7 @@ def test_a_machine_drains_itself_and_takes_back_its_own_drain_only(
 
 
 def test_one_run_by_its_enrolment_token(operator: Caller, tenant: Caller) -> None:
-    issued = operator.post("/enrolment-tokens", {"one_job": True}).json()["token"]
+    issued = operator.post("/enrolment-tokens", {"one_job": True, "reason": "x"}).json()["token"]
     made = Caller().post("/runners/enrol", {"token": issued, "name": "m", "slots": 8}).json()
     row = Runner.objects.get(pk=made["id"])
     assert (row.one_job, row.slots) == (True, 1)
