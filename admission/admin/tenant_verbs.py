@@ -13,7 +13,7 @@ from admission.models import Tenant
 from admission.services import quotas, tenants
 from admission.services.deleting import delete_tenant
 from controlplane.admin_base.verbs import Order, Outcome, Preview, ReasonForm, Verb
-from controlplane.core.clock import database_now
+from controlplane.core.clock import check_to_come
 from controlplane.core.errors import InvalidInput
 
 
@@ -49,8 +49,11 @@ class PauseForm(ReasonForm):
     def clean_resume_at(self) -> datetime | None:
         """In the future, by the database's clock."""
         at: datetime | None = self.cleaned_data["resume_at"]
-        if at is not None and at <= database_now():
-            raise forms.ValidationError("This time is in the past.")
+        try:
+            if at is not None:
+                check_to_come(at, "The pause")
+        except InvalidInput as error:
+            raise forms.ValidationError(error.detail) from error
         return at
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from admission.spec import RunSpec
 
 HUB = "docker.io"
+HUB_ADDRESS = f"https://index.{HUB}/v1/"
+"""The name of Docker's own registry where credentials are kept."""
 _HUBS = {HUB, "index.docker.io", "registry-1.docker.io"}
 _WANTS_LOGIN = re.compile(
     r"unauthorized|no basic auth|authentication required|denied|forbidden|\b40[13]\b", re.IGNORECASE
@@ -54,7 +56,7 @@ def login_of(spec: RunSpec, value: str) -> Login:
     found = entries.get("", entries.get(host))
     if found is None:
         raise ImageUnavailable(f"{what} holds no usable credentials for {host}; add them under that name and {repair}")
-    return {**found, "serveraddress": "https://index.docker.io/v1/" if host == HUB else host}
+    return {**found, "serveraddress": HUB_ADDRESS if host == HUB else host}
 
 
 def advice(spec: RunSpec, refusal: str) -> str:

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from controlplane.core.audit import SYSTEM
@@ -107,3 +108,10 @@ def test_operators_issue_list_and_revoke(operator: Caller, nobody: Caller) -> No
 @pytest.mark.parametrize("body", [{"uses": 0}, {"lifetime_seconds": 0}, {"lifetime_seconds": 1e9}, {"tenant": "none"}])
 def test_wrong_enrolment_tokens_are_refused(operator: Caller, body: Any) -> None:
     assert operator.post("/enrolment-tokens", {"reason": "x", **body}).status_code in (400, 404)
+
+
+@pytest.mark.rule("O2")
+@pytest.mark.parametrize("hours", ["nan", "inf", "1e300", "-1", "0"])
+def test_no_length_of_time_is_refused_by_hand_in_a_sentence(db: None, hours: str) -> None:
+    with pytest.raises(CommandError, match="at most 30 days"):
+        call_command("enrolment", "issue", "--hours", hours, "--reason", "x")

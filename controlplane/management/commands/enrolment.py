@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -71,7 +70,7 @@ class Command(BaseCommand):
             actor=shell_actor(),
             name=options["name"],
             uses=options["uses"],
-            lifetime=timedelta(hours=options["hours"]),
+            lifetime=enrolment.lifetime_of(options["hours"]),
             tenant=get_tenant(options["tenant"]) if options["tenant"] else None,
             trust_labels=enrolment.parse_labels(options["trust"]),
             runner=get_runner(options["runner"]) if options["runner"] is not None else None,

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from runners.agent.artifacts import Collected
     from runners.agent.assignment import Assignment
-    from runners.agent.executors.stopping import Stopping
 from runners.agent.executors.slots import Place
+from runners.agent.executors.stopping import Stopping
 
 log = logging.getLogger(__name__)
 
