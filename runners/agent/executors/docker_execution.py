@@ -22,14 +22,14 @@ from runners.agent.executors.base import ExecutorError, Exit, LogSink, MayStart
 from runners.agent.executors.docker_adapter import Attached, DaemonSilent, DockerAdapter, NotFound, Refused
 from runners.agent.executors.docker_sweep import remove_confirmed
 from runners.agent.executors.frames import Frames
+from runners.agent.executors.slots import Place
+from runners.agent.executors.stopping import Stopping
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from runners.agent.artifacts import Collected
     from runners.agent.assignment import Assignment
-from runners.agent.executors.slots import Place
-from runners.agent.executors.stopping import Stopping
 
 log = logging.getLogger(__name__)
 
