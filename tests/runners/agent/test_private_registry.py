@@ -141,4 +141,4 @@ def test_when_an_image_is_fetched_is_what_the_run_says(
     assert not executor.prepared(given(image, PAIR, pull="always"))
     executor.prepare(given(image, PAIR, pull="always"), print)
     assert registry.manifests > asked
-    assert "as the run asks" in refusal(lambda: executor.prepare(given(image, pull="always"), print))
+    assert "at every start" in refusal(lambda: executor.prepare(given(image, pull="always"), print))

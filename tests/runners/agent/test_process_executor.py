@@ -352,8 +352,9 @@ class Ending:
 
 def test_a_shim_that_ends_while_it_is_looked_for_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = tmp_path / "run-1.json"
-    monkeypatch.setattr(os, "scandir", lambda _: [Ending(tmp_path, record)])
-    assert process_sweep._shims(record) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", lambda _: [Ending(tmp_path, record)])
+        assert process_sweep._shims(record) == []
 
 
 def test_a_cgroup_that_goes_while_it_is_emptied_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
