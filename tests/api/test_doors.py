@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -163,6 +165,36 @@ def test_another_tenant_meets_none_of_it(victim: Victim) -> None:
             allowed = (200,) if operation in OWN else (403, 404)
             if answer.status_code not in allowed or leaks(victim, answer):
                 wrong.append((operation, answer.status_code, leaks(victim, answer)))
+    assert not wrong
+
+
+NOBODYS_THINGS = {
+    "run": 10**12, "batch": 10**12, "slug": "nobody-has-it", "permit": "not-there", "runner": 10**12,
+    "api_token": 10**12, "name": "NOT_THERE", "debt": 10**12, "replica": 10**12, "role": "not-there",
+    "loop": "no-loop",
+}  # fmt: skip
+
+
+def test_another_tenant_cannot_tell_what_is_there_from_what_is_not(victim: Victim) -> None:
+    stranger = tenant_caller(quota=1)
+    there = dict(victim.facts)
+
+    def said(operation: str, facts: dict[str, Any]) -> tuple[int, str]:
+        victim.facts = facts
+        answer = victim.call(operation, stranger.token)
+        text = json.dumps({k: v for k, v in answer.json().items() if k != "request_id"}) if answer.content else ""
+        path = victim.path(operation).partition("?")[0]
+        named = sorted((str(facts[name]) for name in NOBODYS_THINGS), key=len, reverse=True)
+        for value in (path, *(value for value in named if len(value) > 3)):
+            text = text.replace(value, "…")
+        return answer.status_code, re.sub(r"\b\d+\b", "…", text)
+
+    wrong = []
+    for operation in [op for op in TENANTS if "{" in op and op not in OWN]:
+        if operation.startswith("DELETE /enrolment"):
+            continue  # an operator's affair: its id comes from the table
+        found, nothing = said(operation, there), said(operation, there | NOBODYS_THINGS)
+        wrong += [] if found == nothing else [(operation, found, nothing)]
     assert not wrong
 
 

@@ -49,7 +49,9 @@ def test_an_idle_instance_heals(instance: Instance) -> None:
 
 @pytest.mark.rule("P6", "P7", "P10")
 @pytest.mark.parametrize("place", ["created", "registered"])
-def test_a_suspended_launcher_neither_registers_nor_starts_afterwards(instance: Instance, place: str) -> None:
+def test_a_suspended_launcher_neither_registers_nor_starts_afterwards(
+    instance: Instance, observer: Observer, place: str
+) -> None:
     slow, other = instance.launcher(1, pause_at=place), instance.launcher(1)
     slow.run(1)
     old = slow.wait_for("suspended")["container"]
@@ -64,10 +66,14 @@ def test_a_suspended_launcher_neither_registers_nor_starts_afterwards(instance: 
     # The one that went on had released nothing of the other's.
     remains(lambda: instance.containers() == {new: "running"} and instance.holders() == 1)
     assert [one.container_id for one in instance.snapshot().holders] == [new]
+    assert (observer.when("start", old), observer.count("start")) == (None, 1)
+    assert observer.peak("create", "destroy") == 1
 
 
 @pytest.mark.rule("P7", "P13")
-def test_what_was_created_without_an_answer_is_found_and_removed(instance: Instance, tmp_path: Path) -> None:
+def test_what_was_created_without_an_answer_is_found_and_removed(
+    instance: Instance, observer: Observer, tmp_path: Path
+) -> None:
     with DockerProxy(tmp_path / "proxy.sock") as proxy:
         victim = instance.launcher(1, endpoint=f"unix://{tmp_path}/proxy.sock")
         proxy.hold_reply = b"/containers/create"
@@ -78,6 +84,9 @@ def test_what_was_created_without_an_answer_is_found_and_removed(instance: Insta
     survivor.run(2)
     made = survivor.wait_for("made")["container"]
     assert instance.containers() == {made: "running"}
+    # Removed before another was made, though nobody ever knew its id.
+    assert observer.peak("create", "destroy") == 1
+    assert observer.count("start") == 1
 
 
 @pytest.mark.rule("P7", "P13")
@@ -185,7 +194,7 @@ def test_cancel_in_each_phase(instance: Instance, observer: Observer, phase: str
     assert first.wait_for("ended")["reason"] == "cancelled"
     first.wait_for("done")
     eventually(lambda: not instance.holders() and not instance.containers())
-    assert observer.count("start") == (0 if phase == "created" else 1)
+    assert (observer.count("create"), observer.count("start")) == (1, 0 if phase == "created" else 1)
 
 
 def test_times_are_scaled_alike() -> None:

@@ -11,16 +11,17 @@ from tests.physical_docker.world import Instance, Observer, eventually, remains
 
 @pytest.mark.rule("P11", "P1")
 def test_up_down_and_back_again(instance: Instance, observer: Observer) -> None:
-    """0 -> 1 up, 1 -> 2 down, 3 the rollback to the limit of 1, and 3 once more."""
+    """0 -> 1 up, 1 -> 2 down, 3 the rollback to what 1 allowed, and 3 once more."""
     tiers = {0: 1, 1: 2, 2: 1, 3: 2}
-    old = []
+    old, made = [], []
     for number, (generation, limit) in enumerate(tiers.items(), 1):
-        # Suspended between registration and start: nothing it does afterwards may count.
-        slow = instance.launcher(limit, generation, pause_at="registered")
+        # Suspended before its registration or before its start: nothing it does afterwards may count.
+        slow = instance.launcher(limit, generation, pause_at=("registered", "created")[number % 2])
         slow.run(number)
         suspended = slow.wait_for("suspended")
         eventually(lambda c=suspended["container"]: instance.containers() == {c: "created"})
         old.append(slow)
+        made.append(suspended["container"])
     again, newest = instance.launcher(2, 3), instance.launcher(2, 3)
     for launcher in old:
         launcher.signal(signal.SIGCONT)
@@ -34,11 +35,15 @@ def test_up_down_and_back_again(instance: Instance, observer: Observer) -> None:
     assert instance.running() == 2
     assert instance.holders() == 2
     assert {one.generation for one in instance.snapshot().holders} == {3}
-    old[1].run(20, "true")
+    for launcher in old[:-1]:
+        launcher.run(20, "true")
     # Superseded for good, also with the limit that is in force: told, not started.
-    eventually(lambda: any("superseded" in str(r["problems"]) for r in old[1].all("report")))
-    remains(lambda: instance.running() == 2 and not old[1].all("made", run=20))
-    assert observer.peak("start", "die") == 2
+    for launcher in old[:-1]:
+        eventually(lambda one=launcher: any("superseded" in str(r["problems"]) for r in one.all("report")))
+    remains(lambda: instance.running() == 2 and not any(one.all("made", run=20) for one in old))
+    assert observer.peak("start", "die") == observer.peak("create", "destroy") == 2
+    # What the suspended ones had made was never started, by them or by anybody.
+    assert [observer.when("start", container) for container in made[:-1]] == [None] * 3
 
 
 @pytest.mark.rule("P11")

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from admission.services.quotas import set_quota
 from admission.services.runs import cancel_runs
+from admission.services.sweeps import pass_start_deadlines
 from controlplane.core.audit import SYSTEM
 from runners.models import Runner
 from runners.services.fleet import drain_runner
 from tests import ledger
-from tests.runners.conftest import RunnerCaller, make_runner
+from tests.runners.conftest import START_DEADLINE_SECONDS, RunnerCaller, make_runner
 from tests.runners.test_agent import SECONDS, Start, agents, events, is_running
 from tests.runners.web import LossyProxy, OpenPoll, Web
 
@@ -88,6 +90,29 @@ def test_a_claim_whose_answer_was_lost_is_executed_once(web: Web, tenant_row: An
     ledger.assert_conserved()
 
 
+@pytest.mark.rule("Q4", "Q5", "Q12")
+def test_a_claim_whose_answer_was_lost_with_its_agent_goes_back_after_the_start_deadline(
+    web: Web, tenant_row: Any, tmp_path: Path
+) -> None:
+    proxy = LossyProxy(web.port)
+    with agents(proxy.url, tmp_path) as start:
+        process = start()
+        until_waiting(tmp_path)
+        # It never gets to repeat: its end comes with the loss.
+        proxy.on_loss = process.kill
+        runs = ledger.submit(tenant_row, 2, command=["true"])
+        ledger.until(lambda: process.poll() is not None)
+    proxy.close()
+    assert {ledger.state(run) for run in runs} == {"admitted"}
+    with ledger.Background(pass_start_deadlines, every=0.1):
+        ledger.until(lambda: all(ledger.state(run) == "queued" for run in runs))
+    assert {(row.attempt, row.tries, row.unstarted) for row in map(ledger.run, runs)} == {(1, 0, 1)}
+    for run in runs:
+        (attempt,) = ledger.attempts(run)
+        assert (attempt.released_at - attempt.admitted_at).total_seconds() >= START_DEADLINE_SECONDS
+    ledger.assert_conserved()
+
+
 # -- a cancel at every step, as a runner sees it over the wire --------------------------------------------------------
 
 
@@ -101,9 +126,16 @@ Step = Callable[[Web, RunnerCaller, int], None]
 
 
 def while_it_waits(web: Web, runner: RunnerCaller, run: int) -> None:
+    """The poll is open before the cancel and after it, and what was cancelled is never its answer."""
+    tenant = ledger.run(run).tenant
+    set_quota(tenant, 0, actor=SYSTEM)
+    waiting = OpenPoll(web.port, runner.token, wait=3)
+    assert waiting.is_open(0.7)
     cancel_runs([run], actor=SYSTEM)
-    waiting = OpenPoll(web.port, runner.token, wait=0.5)
+    set_quota(tenant, 5, actor=SYSTEM)
+    assert waiting.is_open(0.7)
     assert waiting.answer()[0] == 204
+    assert ledger.run(run).attempt == 0
 
 
 def after_the_claim(web: Web, runner: RunnerCaller, run: int) -> None:

@@ -51,10 +51,18 @@ def containers(run: int, attempt: int | None = None) -> set[str]:
         adapter.close()
 
 
-def talkative(image: str, seconds: int) -> dict[str, Any]:
-    """Says which container it is, again and again, and ends well."""
+def end_well(run: int, attempt: int) -> None:
+    adapter = DockerAdapter()
+    (container,) = containers(run, attempt)
+    adapter.kill(container, "SIGUSR1")
+    adapter.close()
+
+
+def talkative(image: str) -> dict[str, Any]:
+    """Says which container it is, again and again, and ends, well, only when it is told to: nothing ends by itself."""
+    told = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))"
     say = "print(socket.gethostname(), flush=True); time.sleep(0.2)"
-    code = f"import socket, time\nfor _ in range({seconds * 5}): {say}"
+    code = f"import signal, socket, sys, time\n{told}\nwhile True: {say}"
     resources = {"memory_mib": 64, "cpu": 0.2}
     return {"command": ["python", "-c", code], "image": image, "resources": resources, "retry": {"backoff_seconds": 0}}
 
@@ -69,7 +77,7 @@ def test_an_agent_that_was_stopped_past_its_lease_touches_nothing_of_its_success
 ) -> None:
     settings.CONTROLPLANE = control_plane("off", SCALE)
     tenant = make_tenant(2)
-    run = ledger.submit(tenant, **talkative(local_image, 25))[0]
+    run = ledger.submit(tenant, **talkative(local_image))[0]
     stale_id, stale_token = enrolled("stale", "docker")
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
@@ -94,6 +102,7 @@ def test_an_agent_that_was_stopped_past_its_lease_touches_nothing_of_its_success
         until(lambda: not containers(run, 1), stale.text)
         assert ledger.run(run).attempt == 2
         assert_every_call_is_refused(caller, held)
+        end_well(run, 2)
         until(lambda: ledger.run(run).finished_at is not None, successor.text)
         assert_untouched(run, told)
     assert not containers(run)
@@ -116,8 +125,14 @@ def assert_every_call_is_refused(caller: RunnerCaller, held: dict[str, Any]) -> 
     }
     assert {name: answer.status_code for name, answer in calls.items()} == dict.fromkeys(calls, 409)
     assert {answer.json()["code"] for answer in calls.values()} == {"superseded"}
-    for path in ("/runner/starts", "/runner/heartbeats"):
-        assert caller.post(path, {"runs": [named(held)]}).json()["verdicts"][0]["verdict"] == "superseded"
+    ending = {"ending": "succeeded", "exit_code": 0}
+    batches: dict[str, Any] = {
+        "/runner/starts": {"runs": [named(held)]},
+        "/runner/heartbeats": {"runs": [named(held)], "pulling": [named(held)]},
+        "/runner/results": {"results": [named(held, **ending)]},
+    }
+    for path, body in batches.items():
+        assert {one["verdict"] for one in caller.post(path, body).json()["verdicts"]} == {"superseded"}
 
 
 def assert_untouched(run: int, told: bytes) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,7 @@ class LossyProxy:
         self._target = port
         self.losing = True
         self.lost = 0
+        self.on_loss: Callable[[], object] = lambda: None
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -142,6 +143,7 @@ class LossyProxy:
                 if answers and self.losing and b'"job_token"' in data:
                     self.losing = False
                     self.lost += 1
+                    self.on_loss()
                     break
                 sink.sendall(data)
         for one in (source, sink):
@@ -150,4 +152,59 @@ class LossyProxy:
         source.close()
 
     def close(self) -> None:
+        self._server.close()
+
+
+class HoldingProxy:
+    """Between an agent and the server: the next request, or answer, with a certain piece in it waits for `go`."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._needles: dict[bool, bytes] = {}
+        self._held = threading.Event()
+        self._go = threading.Event()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def hold(self, *, request: bytes = b"", answer: bytes = b"") -> None:
+        """Arm it for one such piece."""
+        self._held.clear()
+        self._go.clear()
+        self._needles = {False: request, True: answer}
+
+    @property
+    def held(self) -> bool:
+        """Whether it stands here now."""
+        return self._held.is_set() and not self._go.is_set()
+
+    def go(self) -> None:
+        """Let it pass."""
+        self._go.set()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed: the test is over
+            while True:
+                near = self._server.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self._target))
+                for source, sink, answers in ((near, far, False), (far, near, True)):
+                    threading.Thread(target=self._pass_on, args=(source, sink, answers), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                needle = self._needles.get(answers, b"")
+                if needle and needle in data:
+                    self._needles = {}
+                    self._held.set()
+                    self._go.wait(READY_SECONDS)
+                sink.sendall(data)
+        for one in (source, sink):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        source.close()
+
+    def close(self) -> None:
+        self._go.set()
+        self._server.shutdown(socket.SHUT_RDWR)  # else its thread would wait in `accept` for ever
         self._server.close()

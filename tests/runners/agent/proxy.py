@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 DAEMON = "/var/run/docker.sock"
+HOLD_SECONDS = 60
 
 
 class DockerProxy:
@@ -33,7 +34,8 @@ class DockerProxy:
         """The connection is closed at once, and what was asked reaches the daemon only later."""
         self.late_seconds = 1.0
         self.hold_reply = b""
-        """Passed on once, and the reply never comes, as from a daemon that is busy."""
+        """Passed on once, and the reply does not come before `going` is set, as from a daemon that is busy."""
+        self.going = threading.Event()
         self._lines: list[bytes] = []
         self._pairs: list[socket.socket] = []
         self._server = socket.socket(socket.AF_UNIX)
@@ -78,7 +80,7 @@ class DockerProxy:
                     if not data or (ready is daemon and losing):
                         return
                     if ready is daemon:
-                        if not holding:
+                        if not holding or self.going.wait(HOLD_SECONDS):
                             client.sendall(data)
                         continue
                     verb = self._judge(data)
