@@ -13,7 +13,21 @@ from django.db import models
 from django.db.models import F, Q, Value
 from django.db.models.functions import Now
 
+from admission.physical_models import PhysicalReport, PhysicalRequest, Probe
 from admission.states import HOLDING, DriverKind, RunState, Scope
+
+__all__ = [
+    "ApiToken",
+    "Attempt",
+    "Batch",
+    "Counter",
+    "Permit",
+    "PhysicalReport",
+    "PhysicalRequest",
+    "Probe",
+    "Run",
+    "Tenant",
+]
 
 
 class Tenant(models.Model):
@@ -209,6 +223,13 @@ class Run(models.Model):
             models.Index(fields=("tenant", "-id"), name="run_tenant"),
             models.Index(fields=("state", "-id"), name="run_state"),
             models.Index(fields=("tenant", "state", "-id"), name="run_tenant_state"),
+            # Listings by name, and the search by a name's beginning. Submits without a name pay nothing.
+            models.Index(
+                fields=("name", "tenant", "-id"),
+                name="run_name",
+                condition=~Q(name=""),
+                opclasses=("varchar_pattern_ops", "int8_ops", "int8_ops"),
+            ),
             models.Index(fields=("batch", "id"), name="run_batch", condition=Q(batch__isnull=False)),
             models.Index(fields=("-finished_at",), name="run_finished", condition=Q(finished_at__isnull=False)),
         )
@@ -347,74 +368,3 @@ class Permit(models.Model):
 
     def __str__(self) -> str:
         return f"{self.scope} permit of {self.holder}"
-
-
-class Probe(models.Model):
-    """What a driver's machine had in use at one time, as that driver sampled it (rule A19).
-
-    One row per driver that samples, deleted when it leaves: nothing in use leaves no entry. Drivers on one machine
-    find each other by `machine`. A row older than two ticks says nothing.
-    """
-
-    driver_kind = models.CharField(max_length=10, choices=DriverKind.choices)
-    driver_id = models.BigIntegerField()
-    machine = models.CharField(max_length=200)
-    slots_used = models.IntegerField()
-    memory_mib_used = models.IntegerField()
-    cpu_used = models.FloatField(null=True)
-    sampled_at = models.DateTimeField()
-
-    class Meta:
-        ordering = ("machine", "driver_kind", "driver_id")
-        constraints = (models.UniqueConstraint(fields=("driver_kind", "driver_id"), name="probe_driver"),)
-        indexes = (models.Index(fields=("machine", "-sampled_at"), name="probe_machine"),)
-
-    def __str__(self) -> str:
-        return f"{self.machine} by {self.driver_kind} {self.driver_id}"
-
-
-class PhysicalReport(models.Model):
-    """What one process of an instance found in its latest pass over the containers (rules P10, P15).
-
-    One row per instance and process. The slots themselves are in Redis and nowhere else: nothing here frees, grants or
-    limits anything.
-    """
-
-    instance = models.CharField(max_length=64, help_text="SHA-256 of the instance id, as in Redis keys and labels.")
-    process = models.CharField(max_length=200)
-    machine = models.CharField(max_length=200)
-    limit = models.IntegerField()
-    generation = models.BigIntegerField()
-    containers_running = models.IntegerField(db_default=0)
-    containers_created = models.IntegerField(db_default=0, help_text="Created and not started yet.")
-    containers_other = models.IntegerField(db_default=0, help_text="Exited, paused, dead, being removed.")
-    without_token = models.IntegerField(db_default=0, help_text="Containers that no holder stands for.")
-    without_container = models.IntegerField(db_default=0, help_text="Registered holders whose container is not there.")
-    took_seconds = models.FloatField(db_default=0)
-    last_error = models.TextField(blank=True, db_default="")
-    error_at = models.DateTimeField(null=True, blank=True)
-    reconcile_seen = models.BigIntegerField(db_default=0, help_text="Number of the latest request that it answered.")
-    reported_at = models.DateTimeField()
-
-    class Meta:
-        ordering = ("instance", "process")
-        verbose_name = "physical report"
-        verbose_name_plural = "physical slots"
-        permissions = (("reconcile_physical", "Can ask for a pass over the physical slots now"),)
-        constraints = (models.UniqueConstraint(fields=("instance", "process"), name="physicalreport_process"),)
-
-    def __str__(self) -> str:
-        return f"{self.process} on {self.machine}"
-
-
-class PhysicalRequest(models.Model):
-    """An operator's request that every process of an instance makes its pass now; its number grows with each."""
-
-    instance = models.CharField(max_length=64, unique=True)
-    number = models.BigIntegerField()
-    asked_at = models.DateTimeField()
-    asked_by = models.CharField(max_length=200)
-    reason = models.TextField()
-
-    def __str__(self) -> str:
-        return f"request {self.number}"

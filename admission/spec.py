@@ -12,6 +12,7 @@ import binascii
 import json
 import posixpath
 import re
+from datetime import datetime
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -24,6 +25,9 @@ MAX_WEIGHT = 10_000
 """So that 200,000 runs at once still sum up within a counter's column."""
 
 MIB = 1 << 20
+
+YEARS: Final = (1970, 8999)
+"""Of moments. The database keeps more than Python can read back: a year 10,000, or one before Christ, by its zone."""
 
 PATTERN_CHARACTERS: Final = frozenset("*?[")
 """A path to keep that has one of these is a pattern."""
@@ -73,7 +77,14 @@ def _has_no_nul(value: str) -> str:
     return value
 
 
+def _is_storable(value: datetime) -> datetime:
+    if not YEARS[0] <= value.year <= YEARS[1]:
+        raise ValueError(f"must be a moment of the years {YEARS[0]} to {YEARS[1]}")
+    return value
+
+
 Text = Annotated[str, AfterValidator(_has_no_nul)]
+Moment = Annotated[AwareDatetime, AfterValidator(_is_storable)]
 Name = Annotated[str, Field(max_length=200), AfterValidator(_is_name)]
 RelativePath = Annotated[str, Field(max_length=500), AfterValidator(_is_relative_path)]
 KeptPath = Annotated[str, Field(max_length=500), AfterValidator(_is_kept_path)]
@@ -163,7 +174,7 @@ class RunSpec(_Strict):
     priority: int = Field(default=0, ge=-PRIORITY_RANGE, le=PRIORITY_RANGE, description="1 is worth 60 s of waiting.")
     weight: int = Field(default=1, ge=1, le=MAX_WEIGHT, description="Slots of each limit that the run takes.")
     concurrency_key: Name | None = Field(default=None, description="At most one (or the key's limit) at a time.")
-    not_before: AwareDatetime | None = None
+    not_before: Moment | None = None
     retry: RetryPolicy = RetryPolicy()
     artifacts: list[KeptPath] = Field(
         default_factory=list,

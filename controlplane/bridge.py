@@ -7,7 +7,6 @@ import io
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 SMALL_BYTES = 1 << 20
 _UNPREFIXED = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}
@@ -113,7 +112,8 @@ def environ(scope: Any, stream: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "REQUEST_METHOD": scope.method,
         "SCRIPT_NAME": "",
-        "PATH_INFO": unquote_to_bytes(scope.path).decode("latin-1"),
+        # The server has decoded it: once more, and a name with a percent sign in it would be another name.
+        "PATH_INFO": scope.path.encode().decode("latin-1"),
         "QUERY_STRING": scope.query_string,
         "SERVER_NAME": host,
         "SERVER_PORT": port,

@@ -44,10 +44,10 @@ ADMIN_VERBS: Final = (
     "auth.add_group",
     "auth.change_group",
     "auth.delete_group",
-    "django_q.add_schedule",
-    "django_q.change_schedule",
     "django_q.delete_schedule",
 )
+TAKEN_BACK: Final = ("django_q.add_schedule", "django_q.change_schedule")
+"""Of no role: whoever may write a schedule may have any function of the product, or of Python, called."""
 
 ROLES: Final[dict[str, tuple[str, ...]]] = {
     "viewer": (),
@@ -69,3 +69,11 @@ def install_roles(group: type[Any], permission: type[Any]) -> None:
         role, _ = group.objects.get_or_create(name=name)
         split = [tuple(verb.split(".")) for verb in verbs]
         role.permissions.add(*seeing, *(known[verb] for verb in split if verb in known))
+
+
+def take_back(group: type[Any], permission: type[Any]) -> None:
+    """What an earlier version gave to the roles and no role has any more. A user's own permissions stay."""
+    codenames = [verb.partition(".")[2] for verb in TAKEN_BACK]
+    taken = permission.objects.filter(content_type__app_label="django_q", codename__in=codenames)
+    for role in group.objects.filter(name__in=ROLES):
+        role.permissions.remove(*taken)

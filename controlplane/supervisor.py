@@ -40,6 +40,7 @@ class Happened(StrEnum):
 
     STARTED = "started"
     DIED = "died"
+    NOT_RESTARTED = "not_restarted"
     ENDED = "ended"
     STOPPED = "stopped"
     KILLED = "killed"

@@ -45,20 +45,18 @@ def _preview_step_down(leases: Sequence[Any], _: Mapping[str, Any]) -> Preview:
 
 
 def _step_down(order: Order) -> Outcome:
-    asked = [step_down(lease.role, actor=order.actor, reason=order.reason) for lease in order.objects]
+    asked = order.each(lambda lease: step_down(lease.role, actor=order.actor, reason=order.reason))
     names = ", ".join(f"{a.holder_name} (term {a.term})" for a in asked)
     return Outcome(f"Asked to step down: {names}.", len(asked))
 
 
 def _run_now(order: Order) -> Outcome:
-    for loop in order.objects:
-        run_now(loop.loop, actor=order.actor, reason=order.reason)
+    order.each(lambda loop: run_now(loop.loop, actor=order.actor, reason=order.reason))
     return Outcome(f"Sent: {', '.join(loop.loop for loop in order.objects)}. See its runs below.", len(order.objects))
 
 
 def _retry(order: Order) -> Outcome:
-    for intent in order.objects:
-        retry_intent(intent, actor=order.actor, reason=order.reason)
+    order.each(lambda intent: retry_intent(intent, actor=order.actor, reason=order.reason))
     return Outcome(f"{len(order.objects)} to be tried again.", len(order.objects))
 
 

@@ -82,7 +82,7 @@ def _issue(order: Order) -> Outcome:
 
 def _each(verb: Callable[..., bool], what: str) -> Callable[[Order], Outcome]:
     def perform(order: Order) -> Outcome:
-        done = sum(verb(runner.pk, actor=order.actor, reason=order.reason) for runner in order.objects)
+        done = sum(order.each(lambda runner: verb(runner.pk, actor=order.actor, reason=order.reason)))
         return _counted(f"runner{'' if done == 1 else 's'} {what}", done, len(order.objects))
 
     return perform
@@ -111,14 +111,14 @@ def _bring_back(order: Order) -> Outcome:
 
 
 def _revoke(order: Order) -> Outcome:
-    taken = [fleet.revoke_runner(runner.pk, actor=order.actor, reason=order.reason) for runner in order.objects]
+    taken = order.each(lambda runner: fleet.revoke_runner(runner.pk, actor=order.actor, reason=order.reason))
     done = [count for count in taken if count is not None]
     return _counted(f"revoked, {sum(done)} runs taken from them", len(done), len(taken))
 
 
 def _revoke_tokens(order: Order) -> Outcome:
     done = sum(
-        enrolment.revoke_enrolment_token(token, actor=order.actor, reason=order.reason) for token in order.objects
+        order.each(lambda token: enrolment.revoke_enrolment_token(token, actor=order.actor, reason=order.reason))
     )
     return _counted("revoked; runners that enrolled with them stay", done, len(order.objects))
 

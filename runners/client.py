@@ -81,16 +81,20 @@ class Client:
         return self._pages("/tokens", None, {"tenant": tenant})
 
     def issue_token(
-        self, name: str, *, lifetime_seconds: float | None = None, tenant: str | None = None
+        self, name: str, *, lifetime_seconds: float | None = None, tenant: str | None = None, reason: str = ""
     ) -> dict[str, Any]:
-        """A new one; `token` is its secret, here and nowhere else. Never repeated: each call makes another."""
-        body = {"name": name, "lifetime_seconds": lifetime_seconds}
+        """A new one; `token` is its secret, here and nowhere else. Never repeated: each call makes another.
+
+        An operator says why, here as in all that follows.
+        """
+        body = {"name": name, "lifetime_seconds": lifetime_seconds, "reason": reason}
         answer: dict[str, Any] = self.transport.json("POST", "/tokens", json=body, params=_named(tenant))
         return answer
 
-    def revoke_token(self, token: int, *, tenant: str | None = None) -> None:
+    def revoke_token(self, token: int, *, tenant: str | None = None, reason: str = "") -> None:
         """Refused from the next call on."""
-        self._patiently(lambda: self.transport.json("DELETE", f"/tokens/{token}", params=_named(tenant)))
+        params = {**_named(tenant), "reason": reason}
+        self._patiently(lambda: self.transport.json("DELETE", f"/tokens/{token}", params=params))
 
     def limits(self, *, most: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
         """Limits of concurrency keys and harnesses; filters as in the API (scope, key, tenant)."""
@@ -129,9 +133,9 @@ class Client:
 
         return self._patiently(send)
 
-    def delete_secret(self, name: str, *, tenant: str | None = None) -> None:
+    def delete_secret(self, name: str, *, tenant: str | None = None, reason: str = "") -> None:
         """Delete a secret."""
-        params = {"tenant": tenant} if tenant else None
+        params = {**_named(tenant), "reason": reason}
         self.transport.json("DELETE", f"/secrets/{quote(name, safe='')}", params=params)
 
     def run(self, run: int) -> dict[str, Any]:

@@ -59,8 +59,7 @@ def _change(order: Order) -> Outcome:
 
 
 def _delete(order: Order) -> Outcome:
-    for secret in order.objects:
-        secrets.delete_secret(secret.tenant, secret.name, actor=order.actor, reason=order.reason)
+    order.each(lambda one: secrets.delete_secret(one.tenant, one.name, actor=order.actor, reason=order.reason))
     return Outcome(f"Deleted {len(order.objects)} secrets.", len(order.objects))
 
 

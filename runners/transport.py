@@ -25,6 +25,10 @@ class BadAddress(Exception):
     """This is no address of a control plane."""
 
 
+class BadToken(Exception):
+    """This cannot be a token: no header can carry it."""
+
+
 class Unreachable(Exception):
     """No usable answer: nothing listens, the connection broke, the server is down or says something else than JSON.
 
@@ -68,11 +72,13 @@ class Transport:
     """Calls one control plane with one token. Used by many threads; each has a connection of its own."""
 
     def __init__(self, url: str, token: str = "", *, read_seconds: float = READ_SECONDS) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_address(url):
             raise BadAddress(
                 f"{url!r} is no address of a control plane; it looks like https://host or http://host:8000"
             )
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            # Said without the token: what was taken for one may be another secret, a key of several lines.
+            raise BadToken("This is no token: a token is one line of letters, digits and _, as it was shown once.")
         self.url = url.rstrip("/")
         self.token = token
         self._timeout = (CONNECT_SECONDS, read_seconds)
@@ -139,6 +145,15 @@ class Transport:
 
     def _make_session(self) -> requests.Session:
         return requests.Session()
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # Port 0 reaches nobody; one that is no port at all is told by an error of its own, like a broken bracket.
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def decoded(response: requests.Response) -> Any:

@@ -34,8 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start the database server in the controlling process; workers find it in their environment."""
     from controlplane.core import environment  # noqa: PLC0415 - the settings are read by then
 
-    # The settings were read before any conftest: what stands in the environment now is the key of every child.
+    # The settings were read before any conftest: what stands in the environment now is the key of every child, and
+    # of this process too, which encrypts what they decrypt.
     environment.ephemeral.clear()
+    settings.SECRET_KEY = os.environ["SECRET_KEY"]
     config.stash[_STOP] = []
     emptying.install()
     if hasattr(config, "workerinput") or os.environ.get("DATABASE_URL") or config.option.collectonly:

@@ -50,7 +50,7 @@ def _preview(counters: Sequence[Counter], _: Mapping[str, Any]) -> Preview:
 
 def _set(order: Order) -> Outcome:
     limit = order.values["limit"]
-    changes = [limits.change_limit(c, limit, actor=order.actor, reason=order.reason) for c in order.objects]
+    changes = order.each(lambda one: limits.change_limit(one, limit, actor=order.actor, reason=order.reason))
     if len(changes) == 1:
         return Outcome(f"{order.objects[0]}: {changes[0].sentence()}", 1)
     return Outcome(f"Limit {limit} set for {len(changes)} keys and harnesses; nothing is killed.", len(changes))

@@ -13,7 +13,7 @@ from admission.models import Tenant
 from admission.services import quotas, tenants
 from admission.services.deleting import delete_tenant
 from controlplane.admin_base.verbs import Order, Outcome, Preview, ReasonForm, Verb
-from controlplane.core.clock import database_now
+from controlplane.core.clock import check_to_come
 from controlplane.core.errors import InvalidInput
 
 
@@ -49,8 +49,11 @@ class PauseForm(ReasonForm):
     def clean_resume_at(self) -> datetime | None:
         """In the future, by the database's clock."""
         at: datetime | None = self.cleaned_data["resume_at"]
-        if at is not None and at <= database_now():
-            raise forms.ValidationError("This time is in the past.")
+        try:
+            if at is not None:
+                check_to_come(at, "The pause")
+        except InvalidInput as error:
+            raise forms.ValidationError(error.detail) from error
         return at
 
 
@@ -69,10 +72,12 @@ def _preview_quota(objects: Sequence[Tenant], values: Mapping[str, Any]) -> Prev
 
 def _set_quota(order: Order) -> Outcome:
     limit = order.values["limit"]
-    changes = [
-        quotas.set_quota(tenant, limit, actor=order.actor, reason=order.reason, expected=(order.standing[tenant.pk],))
-        for tenant in order.objects
-    ]
+
+    def change(tenant: Tenant) -> quotas.QuotaChange:
+        expected = (order.standing[tenant.pk],)
+        return quotas.set_quota(tenant, limit, actor=order.actor, reason=order.reason, expected=expected)
+
+    changes = order.each(change)
     if len(changes) == 1:
         return Outcome(f"Quota of {order.objects[0].slug}: {changes[0].sentence()}", 1)
     over = sum(change.over for change in changes)
@@ -97,25 +102,23 @@ def _preview_removal(objects: Sequence[Tenant], _: Mapping[str, Any]) -> Preview
 
 
 def _remove_quota(order: Order) -> Outcome:
-    removed = [
-        change
-        for tenant in order.objects
-        if (change := quotas.remove_quota(tenant, actor=order.actor, reason=order.reason)) is not None
-    ]
+    changes = order.each(lambda tenant: quotas.remove_quota(tenant, actor=order.actor, reason=order.reason))
+    removed = [change for change in changes if change is not None]
     return Outcome(f"Removed {len(removed)} of {len(order.objects)} quotas; no run was touched.", len(removed))
 
 
 def _pause(order: Order) -> Outcome:
     resume_at = order.values["resume_at"]
     paused = sum(
-        tenants.pause_tenant(tenant, actor=order.actor, reason=order.reason, resume_at=resume_at)
-        for tenant in order.objects
+        order.each(
+            lambda tenant: tenants.pause_tenant(tenant, actor=order.actor, reason=order.reason, resume_at=resume_at)
+        )
     )
     return _counted("Paused", paused, len(order.objects), "had been paused before")
 
 
 def _resume(order: Order) -> Outcome:
-    resumed = sum(tenants.resume_tenant(tenant, actor=order.actor, reason=order.reason) for tenant in order.objects)
+    resumed = sum(order.each(lambda tenant: tenants.resume_tenant(tenant, actor=order.actor, reason=order.reason)))
     return _counted("Resumed", resumed, len(order.objects), "was not paused")
 
 
@@ -133,7 +136,7 @@ class DeleteForm(ReasonForm):
 
 def _delete(order: Order) -> Outcome:
     drain = bool(order.values.get("drain"))
-    gone = [delete_tenant(t, actor=order.actor, reason=order.reason, drain=drain) for t in order.objects]
+    gone = order.each(lambda one: delete_tenant(one, actor=order.actor, reason=order.reason, drain=drain))
     names = ", ".join(t.slug for t in order.objects)
     if all(gone):
         return Outcome(f"Deleted {names} and its history.", len(gone))

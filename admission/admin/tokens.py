@@ -16,14 +16,14 @@ from django.utils.safestring import SafeString
 from admission.models import ApiToken, Tenant
 from admission.services import tenants as services
 from controlplane.admin_base import AutocompleteFilter, ReadOnlyAdmin, render
-from controlplane.admin_base.verbs import Order, Outcome, Verb
+from controlplane.admin_base.verbs import Order, Outcome, ReasonForm, Verb
 from controlplane.core.clock import database_now
 
 EXPIRED = Case(When(expires_at__lt=Now(), then=Value(True)), default=Value(False), output_field=BooleanField())
 
 
-class TokenForm(forms.Form):
-    """A new token: what it is for, and until when."""
+class TokenForm(ReasonForm):
+    """A new token: what will use it, until when, and why."""
 
     name = forms.CharField(max_length=100, help_text="What will use it, e.g. “nightly evaluation”.")
     expires_at = forms.DateTimeField(
@@ -31,6 +31,7 @@ class TokenForm(forms.Form):
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
         help_text="In UTC. Empty: until it is revoked.",
     )
+    field_order = ("name", "expires_at", "reason")
 
     def clean_expires_at(self) -> datetime | None:
         """A token that is dead at birth is a mistake."""
@@ -43,12 +44,14 @@ class TokenForm(forms.Form):
 def _issue(order: Order) -> Outcome:
     tenant: Tenant = order.objects[0]
     values = order.values
-    _, secret = services.issue_token(tenant, values["name"], actor=order.actor, expires_at=values["expires_at"])
+    _, secret = services.issue_token(
+        tenant, values["name"], actor=order.actor, reason=order.reason, expires_at=values["expires_at"]
+    )
     return Outcome(f"New API token of {tenant.slug}: {values['name']}", 1, secret=secret)
 
 
 def _revoke(order: Order) -> Outcome:
-    revoked = sum(services.revoke_token(token, actor=order.actor, reason=order.reason) for token in order.objects)
+    revoked = sum(order.each(lambda one: services.revoke_token(one, actor=order.actor, reason=order.reason)))
     left = len(order.objects) - revoked
     note = f" {left} had been revoked before." if left else ""
     return Outcome(f"Revoked {revoked} API token{'' if revoked == 1 else 's'}.{note}", revoked)

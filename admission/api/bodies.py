@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
 from admission.services.permits import MAX_LAPSE_SECONDS, MIN_LAPSE_SECONDS
 from admission.services.submitting import MAX_KEY, MAX_RUNS
 from admission.services.tenant_tokens import MAX_LIFETIME_SECONDS
 from admission.spec import MAX_INTEGER, RunSpec
 
-Reason = Annotated[str, Field(max_length=1000)]
+Reason = Annotated[str, StringConstraints(max_length=1000, strip_whitespace=True)]
 PermitId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,200}$")]
 
 
@@ -99,17 +99,11 @@ class PauseBody(Body):
     resume_at: Annotated[AwareDatetime | None, Field(default=None, strict=False)]
 
 
-class ResumeBody(Body):
-    """Admits again."""
-
-    reason: Reason = ""
-
-
 class QuotaBody(Body):
     """A limit of runs' weights in flight at once, over the whole fleet."""
 
     limit: int = Field(ge=0, le=MAX_INTEGER)
-    reason: Reason = ""
+    reason: Reason = Field(default="", description="For the audit log; needed, but for a dry run.")
 
 
 class LimitBody(Body):
@@ -119,7 +113,7 @@ class LimitBody(Body):
     key: str = Field(min_length=1, max_length=200, description="The concurrency key, or the harness's name.")
     tenant: str | None = Field(default=None, max_length=60, description="Slug; for a concurrency key.")
     limit: int | None = Field(ge=0, le=MAX_INTEGER)
-    reason: Reason = ""
+    reason: Reason = Field(min_length=1)
 
 
 class TokenBody(Body):
@@ -129,6 +123,7 @@ class TokenBody(Body):
     lifetime_seconds: float | None = Field(
         default=None, gt=0, le=MAX_LIFETIME_SECONDS, allow_inf_nan=False, description="Null: until it is revoked."
     )
+    reason: Reason = Field(default="", description="For the audit log. An operator must say it.")
 
 
 class RenewBody(Body):

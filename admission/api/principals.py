@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 
@@ -14,6 +15,7 @@ from controlplane.core.audit import Actor
 from controlplane.core.errors import InvalidInput, NotFound
 
 MAX_REASON = 1000
+REASON = OpenApiParameter("reason", str, description="Why; for the audit log. An operator must say it.")
 
 
 def tenant_of(request: Request) -> Tenant | None:
@@ -34,6 +36,20 @@ def require(request: Request, permission: str) -> None:
     user: Any = request.user
     if not user.has_perm(permission):
         raise PermissionDenied(f"This needs an operator with the permission {permission}.")
+
+
+def reason_of(request: Request, given: str | None = None) -> str:
+    """Why, for the audit log: what the body says, else `?reason=`.
+
+    An operator must say it, as the admin and manage.py demand too; a tenant that manages what is its own need not.
+    Raises InvalidInput.
+    """
+    said = request.query_params.get("reason", "") if given is None else given
+    reason = said.replace("\x00", "").strip()[:MAX_REASON]
+    if not reason and tenant_of(request) is None:
+        errors = [{"field": "reason", "error": "must not be empty"}]
+        raise InvalidInput("Say why: give a reason. It goes to the audit log.", errors=errors)
+    return reason
 
 
 def scope_of(request: Request, permission: str) -> Tenant | None:

@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from admission.api.bodies import QuotaBody
-from admission.api.principals import actor_of, require, visible_tenant
+from admission.api.principals import REASON, actor_of, reason_of, require, visible_tenant
 from admission.api.serializers import QuotaSerializer
 from admission.api.tenants import VIEW
 from admission.models import Tenant
@@ -25,7 +25,6 @@ from controlplane.core.errors import Conflict
 SET = "admission.set_quota"
 IF_MATCH = OpenApiParameter("If-Match", str, "header", description="The ETag that you saw; another one standing: 412.")
 DRY_RUN = OpenApiParameter("dry_run", bool, description="Say what it would meet; change nothing.")
-REASON = OpenApiParameter("reason", str, description="For the audit log.")
 
 
 def etag(limit: int | None) -> str:
@@ -89,11 +88,11 @@ class QuotaView(View):
         seen = service.preview_quota(tenant, body.limit)
         if request.query_params.get("dry_run", "").lower() in ("1", "true", "yes"):
             return _answer(tenant, seen, applied=False, standing=seen.before)
-        actor = actor_of(request)
+        actor, reason = actor_of(request), reason_of(request, body.reason)
         change = _guarded(
             request,
             seen.before,
-            lambda expected: service.set_quota(tenant, body.limit, actor=actor, reason=body.reason, expected=expected),
+            lambda expected: service.set_quota(tenant, body.limit, actor=actor, reason=reason, expected=expected),
         )
         return _answer(tenant, change, standing=change.after)
 
@@ -104,8 +103,7 @@ class QuotaView(View):
         """Remove the limit; runs are not touched."""
         require(request, SET)
         tenant = get_tenant(slug)
-        reason = request.query_params.get("reason", "").replace("\x00", "")[:1000]
-        actor = actor_of(request)
+        actor, reason = actor_of(request), reason_of(request)
         now = service.preview_quota(tenant, 0)
 
         def remove(expected: tuple[int | None] | None) -> QuotaChange:

@@ -9,8 +9,8 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from admission.api.bodies import PauseBody, ResumeBody, TenantBody, TenantPatchBody
-from admission.api.principals import MAX_REASON, actor_of, require, scope_of, visible_tenant
+from admission.api.bodies import PauseBody, ReasonBody, TenantBody, TenantPatchBody
+from admission.api.principals import REASON, actor_of, reason_of, require, scope_of, visible_tenant
 from admission.api.reading import list_tenants
 from admission.api.serializers import TenantSerializer
 from admission.models import Tenant
@@ -22,7 +22,6 @@ from controlplane.core.errors import InvalidInput
 
 VIEW = "admission.view_tenant"
 DRAIN = OpenApiParameter("drain", bool, description="Cancel what is queued, wait for what runs, then delete.")
-REASON = OpenApiParameter("reason", str, description="For the audit log.")
 
 
 def shown(tenant: Tenant) -> Any:
@@ -90,8 +89,7 @@ class TenantView(View):
         require(request, "admission.delete_tenant")
         tenant = service.get_tenant(slug)
         drain = request.query_params.get("drain", "").lower() in ("1", "true", "yes")
-        reason = request.query_params.get("reason", "").replace("\x00", "")[:MAX_REASON]
-        gone = delete_tenant(tenant, actor=actor_of(request), reason=reason, drain=drain)
+        gone = delete_tenant(tenant, actor=actor_of(request), reason=reason_of(request), drain=drain)
         return Response(status=204) if gone else Response(shown(tenant), 202)
 
 
@@ -111,11 +109,11 @@ class TenantPauseView(View):
 class TenantResumeView(View):
     """Resuming a tenant."""
 
-    @extend_schema(operation_id="tenants_resume", tags=["tenants"], request=ResumeBody, responses=TenantSerializer)
+    @extend_schema(operation_id="tenants_resume", tags=["tenants"], request=ReasonBody, responses=TenantSerializer)
     def post(self, request: Request, slug: str) -> Response:
         """Admit again. Repeating it changes nothing."""
         require(request, "admission.pause_tenant")
         tenant = service.get_tenant(slug)
-        body = parse_body(ResumeBody, request)
+        body = parse_body(ReasonBody, request)
         service.resume_tenant(tenant, actor=actor_of(request), reason=body.reason)
         return Response(shown(tenant))

@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from admission.api.bodies import TokenBody
-from admission.api.principals import acting_tenant, actor_of
+from admission.api.principals import REASON, acting_tenant, actor_of, reason_of
 from admission.api.runs import TENANT
 from admission.models import ApiToken
 from admission.services import tenant_tokens
@@ -77,7 +77,8 @@ class TokensView(ListView[ApiToken]):
         body = parse_body(TokenBody, request)
         expires_at = tenant_tokens.expiry(body.lifetime_seconds)
         row: Any
-        row, secret = issue_token(tenant, body.name, actor=actor_of(request), expires_at=expires_at)
+        reason = reason_of(request, body.reason)
+        row, secret = issue_token(tenant, body.name, actor=actor_of(request), reason=reason, expires_at=expires_at)
         row.refresh_from_db()
         row.secret = secret
         return Response(IssuedSerializer(row).data, 201)
@@ -86,9 +87,10 @@ class TokensView(ListView[ApiToken]):
 class TokenView(View):
     """One token."""
 
-    @extend_schema(operation_id="tokens_revoke", tags=["tokens"], parameters=[TENANT], responses={204: None})
+    @extend_schema(operation_id="tokens_revoke", tags=["tokens"], parameters=[TENANT, REASON], responses={204: None})
     def delete(self, request: Request, token: int) -> Response:
         """Refused from the next call on; repeating it changes nothing."""
         tenant = acting_tenant(request, "admission.change_apitoken")
-        revoke_token(tenant_tokens.get_token(tenant, token), actor=actor_of(request))
+        found = tenant_tokens.get_token(tenant, token)
+        revoke_token(found, actor=actor_of(request), reason=reason_of(request))
         return Response(status=204)

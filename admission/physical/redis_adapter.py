@@ -100,8 +100,12 @@ class RedisServer:
     def __init__(self, url: str, command_seconds: float = COMMAND_SECONDS) -> None:
         try:
             options = dict(client.parse_url(url))
-        except ValueError as error:
-            raise Refused(f"REDIS_URL cannot be read: {error}") from error
+        except ValueError:
+            # Neither told nor chained: where a password breaks the address, that error quotes it.
+            raise Refused(
+                "REDIS_URL cannot be read: it looks like redis://:password@host:6379/0, and in a password the "
+                "characters / ? # @ : % are written as %2F %3F %23 %40 %3A %25"
+            ) from None
         self._class: type[client.Connection] = options.pop("connection_class", client.Connection)
         # What the address says about retries or pools is not followed: see the module.
         for option in ("max_connections", "retry_on_timeout", "retry_on_error", "health_check_interval", "protocol"):

@@ -14,7 +14,7 @@ from admission.models import ApiToken, Counter, Tenant
 from admission.states import Scope
 from controlplane.core import tokens
 from controlplane.core.audit import Actor, record
-from controlplane.core.clock import database_now
+from controlplane.core.clock import check_to_come
 from controlplane.core.errors import Conflict, InvalidInput, NotFound
 from controlplane.core.wakeups import announce
 
@@ -79,10 +79,10 @@ def change_tenant(tenant: Tenant, *, actor: Actor, reason: str = "", **changes: 
 def pause_tenant(tenant: Tenant, *, actor: Actor, reason: str, resume_at: datetime | None = None) -> bool:
     """Stop admission, keep running work. False: it was paused already.
 
-    Raises InvalidInput for a time that has passed.
+    Raises InvalidInput for a time that has passed, or is too late to be kept.
     """
-    if resume_at is not None and resume_at <= database_now():
-        raise InvalidInput("The pause would end before it begins: give a time to come.")
+    if resume_at is not None:
+        check_to_come(resume_at, "The pause")
     with transaction.atomic():
         changed = Tenant.objects.filter(pk=tenant.pk, paused_at__isnull=True).update(
             paused_at=Now(), pause_note=reason, resume_at=resume_at
@@ -111,7 +111,7 @@ def resume_tenant(tenant: Tenant, *, actor: Actor, reason: str = "", if_due: boo
 
 
 def issue_token(
-    tenant: Tenant, name: str, *, actor: Actor, expires_at: datetime | None = None
+    tenant: Tenant, name: str, *, actor: Actor, reason: str = "", expires_at: datetime | None = None
 ) -> tuple[ApiToken, str]:
     """A new tenant token; the secret is returned here and nowhere else."""
     secret = tokens.new_token(tokens.TENANT)
@@ -123,7 +123,8 @@ def issue_token(
             hash=tokens.token_hash(secret),
             expires_at=expires_at,
         )
-        record("issue_token", "tenant", tenant.slug, actor=actor, after={"token": token.shown, "name": name})
+        after = {"token": token.shown, "name": name}
+        record("issue_token", "tenant", tenant.slug, actor=actor, reason=reason, after=after)
     return token, secret
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ERROR_FLAG
 from django.contrib.auth import forms as auth_forms
 from django.db.models import Model
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from controlplane.admin_base.paging import EstimatingPaginator
@@ -70,6 +71,9 @@ class ModelAdmin(VerbAdmin, _SkinModelAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Adds the hint for a list that is empty by itself, not by its filters."""
+        if any("\x00" in value for _, values in request.GET.lists() for value in values):
+            # No text in PostgreSQL has it, so no row matches; answered as Django answers a filter that is none.
+            return HttpResponseRedirect(f"{request.path}?{ERROR_FLAG}=1")
         response = super().changelist_view(request, extra_context)
         context = response.context_data if isinstance(response, TemplateResponse) else None
         if context and (cl := context.get("cl")):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 from django import forms
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     _Base = ModelAdmin[Any]
 else:
     _Base = object
+
+T = TypeVar("T")
 
 CAP = 1000
 """Rows of one confirmation; a larger selection is done in parts, and the page says so."""
@@ -88,6 +90,24 @@ class Order:
     def reason(self) -> str:
         """Why, as the person wrote it."""
         return str(self.values.get("reason", ""))
+
+    def each(self, act: Callable[[Any], T]) -> list[T]:
+        """Do it to every row, each in a transaction of its own. A refusal midway says what was done before it."""
+        done: list[T] = []
+        for row in self.objects:
+            try:
+                done.append(act(row))
+            except DomainError as refusal:
+                if len(self.objects) == 1:
+                    raise
+                raise PartlyDone(
+                    f"{len(done)} of {len(self.objects)} done; then, at {row}: {refusal}", code=refusal.code
+                ) from refusal
+        return done
+
+
+class PartlyDone(DomainError):
+    """A verb over many rows met one that refused. What was done before it stays done; the rest was not touched."""
 
 
 def _always(_: Any) -> bool:

@@ -27,6 +27,12 @@ class View(APIView):
     schema = ControlPlaneSchema()
     body_limit = BODY_LIMIT_BYTES
 
+    def options(self, request: Any, *args: Any, **kwargs: Any) -> Response:
+        """The methods; the schema says the rest. The framework's own answer looks for a row and for forms, which not
+        every path has."""
+        said = {"name": self.get_view_name(), "methods": self.allowed_methods}
+        return Response(said, content_type="application/json")
+
     def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Any:
         """Who called belongs to this request's log lines only; the thread serves others next."""
         unbind("tenant", "runner")

@@ -11,16 +11,27 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from django.db import close_old_connections, connection
 
 from controlplane.core import outages
 from controlplane.core.conf import conf
+from controlplane.core.sql import execute
 
 log = logging.getLogger(__name__)
 
 NAME = "web"
+
+# The very first sign follows no pause: nothing is held for it. Lock: the row, for this statement. Index: primary key.
+SHOW: Final = """
+INSERT INTO core_hold AS h (name, sign_at, taken_for, until)
+VALUES (%(name)s, statement_timestamp(), NULL, statement_timestamp())
+ON CONFLICT (name) DO UPDATE SET
+    sign_at = statement_timestamp(),
+    until = CASE WHEN h.sign_at < statement_timestamp() - make_interval(secs => %(gap)s)
+                 THEN statement_timestamp() + make_interval(secs => %(length)s) ELSE h.until END
+"""
 
 
 def web_is_away() -> bool:
@@ -29,8 +40,8 @@ def web_is_away() -> bool:
 
 
 def show() -> None:
-    """One sign of life."""
-    outages.held(NAME, gap=_gap(), length=conf().runner_lease_seconds)
+    """One sign of life. The first one after a pause of `gap` gives every runner a full lease to come back."""
+    execute(SHOW, {"name": NAME, "gap": _gap(), "length": conf().runner_lease_seconds})
 
 
 def _gap() -> float:

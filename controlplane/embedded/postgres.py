@@ -69,15 +69,6 @@ class EmbeddedPostgres(EmbeddedService):
         """Return the address of the database, for `DATABASE_URL`."""
         return f"postgresql://{NAME}:{self.instance.password}@127.0.0.1:{self.instance.port}/{NAME}"
 
-    def start(self) -> None:
-        """Run the server, make or repair role and database, and return once clients can work."""
-        super().start()
-        try:
-            self._provision(self.instance)
-        except BaseException:
-            self.stop()
-            raise
-
     def _pid_file(self) -> Path:
         return self.data / "postmaster.pid"
 
@@ -147,6 +138,7 @@ class EmbeddedPostgres(EmbeddedService):
         return True
 
     def _provision(self, instance: Instance) -> None:
+        """Make or repair role and database."""
         role = sql.Identifier(NAME)
         with self._admin(instance) as admin:
             if admin.execute("SELECT FROM pg_roles WHERE rolname = %s", [NAME]).rowcount == 0:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 from json import dumps, loads
 from pathlib import Path
@@ -87,34 +87,52 @@ class EmbeddedService(ABC):
 
     def start(self) -> None:
         """Run the server and return once it answers. Refused when another process owns the directory."""
-        if self.is_running():
-            return
-        self.home.private_directory(self.folder)
-        self._lock.take()
         try:
-            self._stop_leftover()
-            self._instance = self._load_instance()
-            self._spawn(self._prepare(self._instance))
-            self._wait_until_ready(self._instance)
+            for _ in self.starting():
+                time.sleep(POLL_SECONDS)
         except BaseException:
             self.stop()
             raise
 
+    def starting(self) -> Iterator[None]:
+        """The same in steps: yields wherever it would wait, ends once the server answers.
+
+        For whoever has other things to look after meanwhile. It cannot be given to a thread: the server would be
+        stopped at that thread's end (see `guarded`). After a failure, or given up in the middle: `stop`, `stopping`.
+        """
+        if self.is_running():
+            return
+        self.home.private_directory(self.folder)
+        self._lock.take()
+        yield from self._stop_leftover()
+        self._instance = self._load_instance()
+        self._spawn(self._prepare(self._instance))
+        yield from self._wait_until_ready(self._instance)
+        self._provision(self._instance)
+
+    def _provision(self, instance: Instance) -> None:  # noqa: B027 - not every server needs it
+        """What a server that answers needs before clients can work."""
+
     def stop(self) -> None:
         """Stop the server cleanly, more firmly when it does not listen; then let others own the directory."""
+        for _ in self.stopping():
+            time.sleep(POLL_SECONDS)
+
+    def stopping(self) -> Iterator[None]:
+        """The same in steps, like `starting`."""
         if self._process is not None:
-            self._end(self._process)
+            yield from self._end(self._process)
             self._process = None
         self._lock.free()
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
+    def _end(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
         for sent in self.stop_signals:
             process.send_signal(sent)
-            if _within(STOP_SECONDS, lambda: process.poll() is not None):
+            if (yield from _within(STOP_SECONDS, lambda: process.poll() is not None)):
                 return
         raise EmbeddedError(f"{self.title} does not end, not even by {self.stop_signals[-1].name}: its disk may hang.")
 
-    def _stop_leftover(self) -> None:
+    def _stop_leftover(self) -> Iterator[None]:
         """End a server that outlived its owner, and wait for the workers of one that was killed.
 
         We hold the lock, so whoever works in our data directory is nobody's. Only the recorded server is asked: stop
@@ -123,10 +141,10 @@ class EmbeddedService(ABC):
         recorded = self._recorded_pid()
         if recorded is not None and works_in(recorded, self.data):
             send(recorded, self.stop_signals[0])
-        if not _within(STOP_SECONDS, lambda: not working_in(self.data)):
+        if not (yield from _within(STOP_SECONDS, lambda: not working_in(self.data))):
             for pid in working_in(self.data):
                 send(pid, self.stop_signals[-1])
-            if not _within(STOP_SECONDS, lambda: not working_in(self.data)):
+            if not (yield from _within(STOP_SECONDS, lambda: not working_in(self.data))):
                 raise EmbeddedError(
                     f"processes {working_in(self.data)} of an earlier {self.title} do not end: its disk may hang. "
                     "End them by hand before starting again."
@@ -164,23 +182,23 @@ class EmbeddedService(ABC):
                 start_new_session=True,  # Ctrl-C is for us: the servers stop last
             )
 
-    def _wait_until_ready(self, instance: Instance) -> None:
+    def _wait_until_ready(self, instance: Instance) -> Iterator[None]:
         deadline = time.monotonic() + START_SECONDS
         while not self._answers(instance):
             if not self.is_running():
                 raise EmbeddedError(f"{self.title} ended while it was starting. Its last words:\n{self._log_tail()}")
             if time.monotonic() > deadline:
                 raise EmbeddedError(f"{self.title} did not answer within {START_SECONDS:.0f} s:\n{self._log_tail()}")
-            time.sleep(POLL_SECONDS)
+            yield
 
     def _log_tail(self) -> str:
         return (self.directory / "server.log").read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
 
-def _within(seconds: float, true: Callable[[], bool]) -> bool:
+def _within(seconds: float, true: Callable[[], bool]) -> Generator[None, None, bool]:
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
             return False
-        time.sleep(POLL_SECONDS)
+        yield
     return True

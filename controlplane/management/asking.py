@@ -20,6 +20,13 @@ def confirm(what: str, count: int, *, yes: bool) -> None:
         raise CommandError("Nothing was done.")
 
 
+def why(given: str) -> str:
+    """The reason of a verb, as the admin and the API demand it too. Raises CommandError."""
+    if not (reason := given.strip()):
+        raise CommandError("Say why: --reason … (it goes to the audit log).")
+    return reason
+
+
 def moment(text: str) -> datetime:
     """A moment with its time zone. Raises CommandError."""
     try:

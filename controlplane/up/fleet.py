@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import queue
+import shlex
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,7 +25,7 @@ from controlplane.processes import guarded, send
 from controlplane.supervisor import Event, Happened, Supervisor
 from controlplane.up import children
 from controlplane.up.options import Execution, Options, UpError
-from controlplane.up.services import Services
+from controlplane.up.services import ServiceEvent, Services
 from controlplane.up.show import Show
 from runners.agent.signalled import Signalled
 
@@ -54,19 +57,23 @@ class Fleet:
         refuse_taken_port(self._options.port)
         self._run_command("migrate", "--no-input")
         facts = json.loads(self._run_command("bootstrap", "--runners", str(self._options.runners)))
+        with self._services.told(self._env) as told:
+            self._work(facts, told)
+        if not self._options.once:
+            return 0
+        return 0 if self.summary is not None and self.summary["as_expected"] else 1
+
+    def _work(self, facts: Mapping[str, Any], told: Path) -> None:
         try:
             self._start_children(facts)
             self._wait_until_ready()
             if not self._stopping.is_set():
-                self._announce(facts)
+                self._announce(facts, told)
                 if self._options.demo:
                     self._start_demo(facts)
             self._look_after()
         finally:
             self._stop()
-        if not self._options.once:
-            return 0
-        return 0 if self.summary is not None and self.summary["as_expected"] else 1
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -136,7 +143,7 @@ class Fleet:
             self._supervisor.tick()
             time.sleep(TICK_SECONDS)
 
-    def _announce(self, facts: Mapping[str, Any]) -> None:
+    def _announce(self, facts: Mapping[str, Any], told: Path) -> None:
         base = f"http://127.0.0.1:{self._options.port}"
         self._show.event(
             "executor", text=f"{self._execution.executor}: {self._execution.why}; {self._execution.promises}"
@@ -148,6 +155,8 @@ class Fleet:
             self._show.event("login", text=f"{who['username']} / {who['password']}  (shown this once)")
         else:
             self._show.event("login", text="as before; forgotten: manage.py changepassword admin")
+        manage = shlex.join([sys.executable, children.MANAGE])
+        self._show.event("by_hand", text=f"in another terminal: . {shlex.quote(str(told))}; {manage} doctor")
         if not self._options.once:
             for slug, tenant in facts["tenants"].items():
                 self._show.event("tenant", text=f"{slug}: WHARFINGER_URL={base} WHARFINGER_TOKEN={tenant['token']}")
@@ -213,8 +222,12 @@ class Fleet:
         if event.happened in (Happened.DIED, Happened.ENDED, Happened.KILLED):
             self._show.event("child", **{k: v for k, v in asdict(event).items() if v is not None})
 
-    def _on_service(self, name: str, restarts: int, delay: float) -> None:
-        self._show.event("child", happened=Happened.DIED, child=name, restarts=restarts, delay_seconds=delay)
+    def _on_service(self, event: ServiceEvent) -> None:
+        told = {"child": event.name, "restarts": event.restarts, "delay_seconds": event.delay_seconds}
+        if event.error:
+            self._show.event("child", happened=Happened.NOT_RESTARTED, **told, error=event.error)
+        else:
+            self._show.event("child", happened=Happened.DIED, **told)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """The first asks for a clean stop; a second passes the hurry on to every child."""

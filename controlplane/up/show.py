@@ -10,6 +10,7 @@ import sys
 from typing import Any, Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 
@@ -62,7 +63,8 @@ class TerminalShow:
         text = fields.pop("text", "")
         if not text:
             text = "  ".join(f"{key} {value}" for key, value in fields.items())
-        self._console.print(f"[bold]{name.replace('_', ' ')}[/bold]  {text}", highlight=False)
+        # Not wrapped by us, nor read as markup: addresses, tokens and commands are copied from here.
+        self._console.print(f"[bold]{name.replace('_', ' ')}[/bold]  {escape(text)}", highlight=False, soft_wrap=True)
 
     def _advance(self, fields: dict[str, Any]) -> None:
         if not self._bars:

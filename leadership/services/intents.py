@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from controlplane.core.audit import Actor, record
-from controlplane.core.errors import Conflict
+from controlplane.core.errors import Conflict, NotFound
 from controlplane.core.loops import Progress
 from controlplane.core.sql import Row, execute, rows
 from leadership import sql
@@ -62,6 +62,14 @@ def _deliver_one(intent: Row) -> bool:
         error = f"{type(failure).__name__}: {failure}"[:1000]
     execute(sql.CLOSE_INTENT, {"intent": intent["id"], "tries": intent["tries"], "error": error, "most": MOST_TRIES})
     return not error
+
+
+def get_intent(intent: int) -> Intent:
+    """Raises NotFound."""
+    try:
+        return Intent.objects.get(pk=intent)
+    except Intent.DoesNotExist as error:
+        raise NotFound(f"There is no intent {intent}.") from error
 
 
 def retry_intent(intent: Intent, *, actor: Actor, reason: str) -> None:

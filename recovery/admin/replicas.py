@@ -53,12 +53,12 @@ def _preview_drain(replicas: Sequence[Any], _: Mapping[str, Any]) -> Preview:
 
 
 def _drain(order: Order) -> Outcome:
-    done = sum(drain_replica(replica, actor=order.actor, reason=order.reason) for replica in order.objects)
+    done = sum(order.each(lambda replica: drain_replica(replica, actor=order.actor, reason=order.reason)))
     return _counted("draining", done, len(order.objects))
 
 
 def _resume(order: Order) -> Outcome:
-    done = sum(resume_replica(replica, actor=order.actor, reason=order.reason) for replica in order.objects)
+    done = sum(order.each(lambda replica: resume_replica(replica, actor=order.actor, reason=order.reason)))
     return _counted("taking work again", done, len(order.objects))
 
 

@@ -5,25 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from drf_spectacular.utils import extend_schema
-from pydantic import BaseModel, ConfigDict, Field
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from admission.api.principals import MAX_REASON, actor_of, require
+from admission.api.bodies import ReasonBody
+from admission.api.principals import actor_of, require
 from controlplane.api.parsing import parse_body
 from controlplane.api.views import View
 from controlplane.core.errors import NotFound
 from leadership.selectors import LeaseState, read_alarms, read_leases, read_loops
 from leadership.services import operating
-
-
-class ReasonBody(BaseModel):
-    """Why; for the audit log."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    reason: str = Field(min_length=1, max_length=MAX_REASON)
 
 
 class LeaseSerializer(serializers.Serializer[LeaseState]):

@@ -11,11 +11,11 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from admission.api.bodies import ReasonBody
 from admission.api.filters import IdFilter
 from admission.api.principals import actor_of, require
 from controlplane.api.parsing import parse_body
 from controlplane.api.views import ListView, View
-from recovery.api.leases import ReasonBody
 from recovery.models import Outcome, RecoveryAction, RecoveryDebt
 from recovery.selectors import Standing, read_standing
 from recovery.services.debts import retry_debt

@@ -24,7 +24,7 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
     """One incarnation of a replica."""
 
     beat_age_seconds = serializers.FloatField(read_only=True, help_text="By the database's clock.")
-    state = serializers.CharField(read_only=True, help_text="live, draining, stale or dead.")
+    state = serializers.CharField(read_only=True, help_text="live, draining, silent or dead.")
 
     class Meta:
         model = Replica
@@ -88,7 +88,7 @@ def judged_replicas() -> QuerySet[Replica]:
     age = Extract(ExpressionWrapper(Now() - F("beat_at"), output_field=DurationField()), "epoch")
     state = Case(
         When(declared_dead_at__isnull=False, then=Value("dead")),
-        When(beat_age_seconds__gt=conf().replica_stale_seconds, then=Value("stale")),
+        When(beat_age_seconds__gt=conf().replica_stale_seconds, then=Value("silent")),
         When(draining_at__isnull=False, then=Value("draining")),
         default=Value("live"),
     )

@@ -21,8 +21,8 @@ from recovery.replica.executor import LABEL_DRIVER
 from recovery.services.adopting import claim_orphans
 from recovery.services.orphans import Dead, Finding, LeftoversRemain, Orphan
 from runners.agent.assignment import RunKey
-from runners.agent.driver import LABEL_ATTEMPT, LABEL_RUN
 from runners.agent.executors.base import Executor, ExecutorError, Made
+from runners.agent.labels import LABEL_ATTEMPT, LABEL_RUN
 
 log = logging.getLogger(__name__)
 

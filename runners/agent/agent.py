@@ -2,7 +2,8 @@
 
 At start it proves its token, removes what an earlier life left on this machine and returns what the ledger says it
 holds; then it works until it is told to stop. SIGTERM drains: what runs is finished, nothing new begins. A second one
-stops what runs. Server outages are worked through: what runs goes on and is reported when the server is back.
+stops what runs. Server outages are worked through: what runs goes on and is reported when the server is back. At the
+start a Docker daemon that does not answer yet is waited for.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class ExitCode(IntEnum):
     CREDENTIAL = 77
     """The token is dead. Enrol anew; starting again is of no use."""
     CONFIGURATION = 78
-    """The executor cannot work here, or the server refuses this version. Starting again is of no use."""
+    """The executor cannot work here, or the server refuses this version. Starting again is of no use. A daemon that
+    does not answer is no such case: it is waited for, like the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,9 @@ class Agent:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         try:
-            executor = self._make_executor()
+            executor = self._reach_executor()
+            if executor is None:
+                return ExitCode.DONE
             executor.slots.start(self._on_event)
             if not self._introduce():
                 return ExitCode.CREDENTIAL if self._control.revoked else ExitCode.DONE
@@ -141,6 +145,19 @@ class Agent:
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()
+
+    def _reach_executor(self) -> Executor | None:
+        """Until it can work. None: stopped before. After a boot the runner may be up before the Docker daemon is."""
+        backoff = Backoff(0.5, 30.0)
+        while not self._stop.is_set():
+            try:
+                return self._make_executor()
+            except ExecutorError as error:
+                if not error.temporary:
+                    raise
+                self._on_event("executor_unavailable", error=str(error))
+                self._stop.wait(backoff.delay())
+        return None
 
     def _introduce(self) -> bool:
         """Until the server answers. False: stopped before, or the token is dead."""

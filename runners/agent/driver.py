@@ -19,12 +19,14 @@ from runners.agent.events import OnEvent, guarded, log_event
 from runners.agent.executors.slots import WAIT_SECONDS
 from runners.agent.holds import Hold, Holds, Phase
 from runners.agent.keeping import Keeping
+from runners.agent.labels import labels_of, labels_of_attempt
 from runners.agent.late import LateLog, LateLogs
 from runners.agent.lifecycle import SHUTDOWN, Lifecycle
 from runners.agent.loops import FOREVER, Loop
 from runners.agent.outbox import Outbox
 from runners.agent.placing import Placing
 from runners.agent.preparing import Preparations
+from runners.agent.room import Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -40,9 +42,6 @@ LOG_SECONDS = 1.0
 FENCED_SECONDS = 1.0
 ENDING_SECONDS = 0.05
 REPEAT_SECONDS = 3.0
-LABEL_RUN = "wharfinger.run"
-LABEL_ATTEMPT = "wharfinger.attempt"
-LABEL_EPOCH = "wharfinger.epoch"
 _MAY_EXECUTE = {Phase.ACCEPTED, Phase.RUNNING}
 
 
@@ -71,8 +70,7 @@ class Driver:
         self._most = most
         self._control = control
         self._labels = dict(labels or {})
-        self._memory_mib = memory_mib
-        self._cpu = cpu
+        self._room = Room(slots, memory_mib, cpu)
         self._heartbeat_seconds = heartbeat_seconds
         self._poll_seconds = poll_seconds
         self._fence = fence
@@ -188,7 +186,7 @@ class Driver:
         is held already.
         """
         hold = Hold(assignment, self._logs.wake)
-        hold.maker = {**self._of(assignment), **maker}
+        hold.maker = {**labels_of_attempt(assignment), **maker}
         hold.phase = Phase.ACCEPTED
         hold.deadline = deadline
         if stored is not None:
@@ -196,7 +194,7 @@ class Driver:
         if not self._holds.add(hold):
             return False
         self._tell(hold, "adopted", tenant=assignment.tenant)
-        self._lifecycle.begin(hold, self._labels_of(assignment))
+        self._lifecycle.begin(hold, labels_of(assignment, self._labels))
         return True
 
     def reconcile(self, read_open: Callable[[], Collection[RunKey]]) -> list[RunKey]:
@@ -266,7 +264,7 @@ class Driver:
         with self._claiming:
             # Before anything is looked at that may change meanwhile: who changes it ends the claim that is held.
             self._control.may_wait()
-            free = self._free()
+            free = self._room.free(self._holds.all())
             if self._draining or free.slots <= 0 or self.took_all:
                 if self._request is None:
                     return FOREVER
@@ -299,13 +297,6 @@ class Driver:
             self._on_event("fence_closed" if fenced else "fence_open")
         return fenced
 
-    def _free(self) -> Capacity:
-        held = [hold.assignment.spec.resources for hold in self._holds.all()]
-        memory = None if self._memory_mib is None else max(0, self._memory_mib - sum(r.memory_mib for r in held))
-        cpu = None if self._cpu is None else max(0.0, self._cpu - sum(r.cpu for r in held))
-        full = memory == 0 or cpu == 0
-        return Capacity(0 if full else self.slots - len(held), memory, cpu)
-
     def _placeable(self, free: Capacity) -> Capacity:
         """No more than places are free (rule A29): who holds a run must not wait for others who wait for it."""
         waiting = sum(not hold.placed for hold in self._holds.all(Phase.CLAIMED))
@@ -318,7 +309,7 @@ class Driver:
         else:
             self._done(hold)
         self._holds.discard(hold)
-        if self._memory_mib is not None or self._cpu is not None:
+        if self._room.is_bounded:
             # A claim that is held asks for less than is free now, and what waits may need just that.
             self._control.stop_waiting()
         self._claims.wake()
@@ -374,18 +365,12 @@ class Driver:
         if not self._turned_down(hold):
             if self._fence is not None:
                 self._fence.begin(hold.key, hold.asked or asked)
-            self._lifecycle.begin(hold, {**self._labels_of(hold.assignment), **(hold.place_labels or {})})
+            self._lifecycle.begin(hold, {**labels_of(hold.assignment, self._labels), **(hold.place_labels or {})})
 
     def _forget(self, hold: Hold) -> None:
         hold.ended()
         self._tell(hold, "superseded")
         self._release(hold)
-
-    def _labels_of(self, assignment: Assignment) -> dict[str, str]:
-        return {**self._of(assignment), LABEL_EPOCH: str(assignment.epoch), **self._labels}
-
-    def _of(self, assignment: Assignment) -> dict[str, str]:
-        return {LABEL_RUN: str(assignment.run), LABEL_ATTEMPT: str(assignment.attempt)}
 
     # -- heartbeats and logs ----------------------------------------------------------------------------------------
 

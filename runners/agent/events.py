@@ -13,6 +13,7 @@ _LOUD = {
     "driver_error",
     "log_undelivered",
     "control_unavailable",
+    "executor_unavailable",
     "watchdog_gone",
     "watchdog_error",
     "fence_closed",

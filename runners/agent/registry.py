@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from admission.spec import RunSpec
 
 HUB = "docker.io"
+HUB_ADDRESS = f"https://index.{HUB}/v1/"
+"""The name of Docker's own registry where credentials are kept."""
 _HUBS = {HUB, "index.docker.io", "registry-1.docker.io"}
 _WANTS_LOGIN = re.compile(
     r"unauthorized|no basic auth|authentication required|denied|forbidden|\b40[13]\b", re.IGNORECASE
@@ -31,7 +33,9 @@ Login = dict[str, str]
 def registry_of(image: str) -> str:
     """The host that an image's name begins with; Docker's own where it names none."""
     first, separator, _ = image.partition("/")
-    return first if separator and ("." in first or ":" in first or first == "localhost") else HUB
+    named = separator and ("." in first or ":" in first or first == "localhost")
+    # The daemon takes Docker's own registry by its older names too, and credentials are kept under the one.
+    return first if named and first not in _HUBS else HUB
 
 
 def login_of(spec: RunSpec, value: str) -> Login:
@@ -52,7 +56,7 @@ def login_of(spec: RunSpec, value: str) -> Login:
     found = entries.get("", entries.get(host))
     if found is None:
         raise ImageUnavailable(f"{what} holds no usable credentials for {host}; add them under that name and {repair}")
-    return {**found, "serveraddress": "https://index.docker.io/v1/" if host == HUB else host}
+    return {**found, "serveraddress": HUB_ADDRESS if host == HUB else host}
 
 
 def advice(spec: RunSpec, refusal: str) -> str:

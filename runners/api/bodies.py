@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from admission.api.bodies import Reason
 from admission.spec import MAX_INTEGER, RunSpec
 from runners.services.enrolment import MAX_SLOTS
 from runners.services.rotation import MAX_OVERLAP_SECONDS
@@ -227,7 +228,7 @@ class RotateBody(Message):
 class RotateReasonBody(RotateBody):
     """The same by an operator, with why."""
 
-    reason: str = Field(min_length=1, max_length=1000)
+    reason: Reason = Field(min_length=1)
 
 
 class RotatedAnswer(BaseModel):
@@ -242,14 +243,14 @@ class RotatedAnswer(BaseModel):
 class PauseBody(Message):
     """Why an operator pauses a runner, and until when."""
 
-    reason: str = Field(min_length=1, max_length=1000, description="Shown as the pause's note.")
+    reason: Reason = Field(min_length=1, description="Shown as the pause's note.")
     resume_at: Annotated[AwareDatetime | None, Field(default=None, strict=False)]
 
 
 class ReasonBody(Message):
     """Why an operator does it."""
 
-    reason: str = Field(min_length=1, max_length=1000)
+    reason: Reason = Field(min_length=1)
 
 
 class EnrolmentTokenBody(Message):

@@ -14,7 +14,7 @@ from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from admission.api.principals import actor_of, require
+from admission.api.principals import REASON, actor_of, reason_of, require
 from admission.services.tenants import get_tenant
 from controlplane.api.parsing import parse_body
 from controlplane.api.views import ListView, View
@@ -241,7 +241,7 @@ class EnrolmentTokensView(ListView[EnrolmentToken]):
             trust_labels=body.trust_labels,
             runner=fleet.get_runner(body.runner) if body.runner is not None else None,
             one_job=body.one_job,
-            reason=body.reason,
+            reason=reason_of(request, body.reason),
         )
         row.secret = secret
         return Response(IssuedTokenSerializer(row).data, 201)
@@ -250,9 +250,10 @@ class EnrolmentTokensView(ListView[EnrolmentToken]):
 class EnrolmentTokenView(View):
     """One enrolment token."""
 
-    @extend_schema(operation_id="enrolment_tokens_revoke", tags=["fleet"], responses={204: None})
+    @extend_schema(operation_id="enrolment_tokens_revoke", tags=["fleet"], parameters=[REASON], responses={204: None})
     def delete(self, request: Request, token: int) -> Response:
         """No further runner enrols with it."""
         require(request, "runners.enrol_runner")
-        enrolment.revoke_enrolment_token(enrolment.get_enrolment_token(token), actor=actor_of(request))
+        found = enrolment.get_enrolment_token(token)
+        enrolment.revoke_enrolment_token(found, actor=actor_of(request), reason=reason_of(request))
         return Response(status=204)

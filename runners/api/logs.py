@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
+from functools import partial
 
 from django.http import HttpResponse
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 
@@ -15,8 +16,10 @@ from controlplane.api.pagination import MAX_ID, whole_number
 from controlplane.api.problems import RangeNotSatisfiable
 from controlplane.api.views import View
 from runners.services.logs import MAX_READ_BYTES, LogPiece, read_log
+from runners.services.ranges import NoSuchPart, Part, asked_part
 
-RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
+NO_ETAG = ""
+"""A log has none, for it grows: `If-Range` never holds, and all of it is answered."""
 HEADERS = {
     "Log-Size": "Bytes stored.",
     "Log-Attempt": "Whose log this is.",
@@ -51,13 +54,17 @@ class RunLogsView(View):
             OpenApiParameter("attempt", int, description="Which attempt; without it the latest."),
             OpenApiParameter("offset", int, description="First byte wanted. Beyond the end: an empty answer."),
             OpenApiParameter("limit", int, description=f"Bytes at most, up to {MAX_READ_BYTES}."),
-            OpenApiParameter("Range", str, "header", description="bytes=N- or bytes=N-M, instead of offset."),
+            OpenApiParameter("Range", str, "header", description="bytes=N-, N-M or -N, instead of offset."),
             *[
                 OpenApiParameter(name, str, "header", response=[200, 206], description=text)
                 for name, text in HEADERS.items()
             ],
         ],
-        responses={(200, "text/plain"): OpenApiTypes.STR, (206, "text/plain"): OpenApiTypes.STR},
+        responses={
+            (200, "text/plain"): OpenApiTypes.STR,
+            (206, "text/plain"): OpenApiTypes.STR,
+            416: OpenApiResponse(description="The part begins behind the end; Content-Range says how long it is."),
+        },
     )
     def get(self, request: Request, run: int) -> HttpResponse:
         """Output as it was written. To follow, ask again from offset + received until `Log-Finished`."""
@@ -65,15 +72,29 @@ class RunLogsView(View):
         attempt = whole_number(request, "attempt", 0, 2**31 - 1)
         offset = whole_number(request, "offset", 0, MAX_ID)
         limit = whole_number(request, "limit", MAX_READ_BYTES, MAX_READ_BYTES, least=1)
-        ranged = RANGE.fullmatch(request.headers.get("Range", ""))
-        if ranged:
-            offset = int(ranged[1])
-            limit = max(1, min(limit, int(ranged[2]) - offset + 1)) if ranged[2] else limit
-        tenant_id = tenant.pk if tenant is not None else None
-        piece = read_log(run, attempt=attempt or None, offset=offset, limit=limit, tenant_id=tenant_id)
-        if ranged and offset >= piece.size:
-            raise RangeNotSatisfiable(f"The log has {piece.size} bytes.", size=piece.size)
-        return _answer(piece, offset, ranged=bool(ranged))
+        read = partial(read_log, run, attempt=attempt or None, tenant_id=tenant.pk if tenant is not None else None)
+        part = _asked_part(request, read)
+        if part is None:
+            return _answer(read(offset=offset, limit=limit), offset, ranged=False)
+        piece = read(offset=part.first, limit=min(part.length, limit))
+        if not piece.data:
+            raise _unsatisfiable(0, "Its output is deleted: it was kept for as long as it had to be.")
+        return _answer(piece, part.first, ranged=True)
+
+
+def _asked_part(request: Request, read: Callable[..., LogPiece]) -> Part | None:
+    """What `Range` asks for; None: nothing, or nothing that can be read, which is ignored (RFC 9110, 14.2)."""
+    if "Range" not in request.headers:
+        return None
+    size = read(offset=MAX_ID).size
+    try:
+        return asked_part(request.headers, NO_ETAG, size)
+    except NoSuchPart as error:
+        raise _unsatisfiable(size, f"The log has {size} bytes.") from error
+
+
+def _unsatisfiable(size: int, why: str) -> RangeNotSatisfiable:
+    return RangeNotSatisfiable(why, headers={"Content-Range": f"bytes */{size}"}, size=size)
 
 
 def _answer(piece: LogPiece, offset: int, *, ranged: bool) -> HttpResponse:

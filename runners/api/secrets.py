@@ -11,7 +11,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from admission.api.principals import acting_tenant, actor_of, scope_of, visible_tenant
+from admission.api.principals import REASON, acting_tenant, actor_of, reason_of, scope_of, visible_tenant
 from controlplane.api.parsing import parse_body
 from controlplane.api.views import ListView, View
 from runners.api.bodies import Message
@@ -27,7 +27,7 @@ class SecretBody(Message):
     """A secret's new value. It is encrypted, and never shown again."""
 
     value: str = Field(json_schema_extra={"format": "password", "writeOnly": True})
-    reason: str = Field(default="", max_length=1000, description="For the audit log.")
+    reason: str = Field(default="", max_length=1000, description="For the audit log. An operator must say it.")
 
 
 class SecretSerializer(serializers.ModelSerializer[Secret]):
@@ -80,12 +80,13 @@ class SecretView(View):
         """Set it: 201 when it is new. Runs that name it get it as an environment variable of that name."""
         tenant = acting_tenant(request, MANAGE)
         body = parse_body(SecretBody, request)
-        created = secrets.set_secret(tenant, name, body.value, actor=actor_of(request), reason=body.reason)
+        reason = reason_of(request, body.reason)
+        created = secrets.set_secret(tenant, name, body.value, actor=actor_of(request), reason=reason)
         return Response({"name": name, "created": created}, 201 if created else 200)
 
-    @extend_schema(operation_id="secrets_delete", tags=["secrets"], parameters=[TENANT], responses={204: None})
+    @extend_schema(operation_id="secrets_delete", tags=["secrets"], parameters=[TENANT, REASON], responses={204: None})
     def delete(self, request: Request, name: str) -> Response:
         """Delete it. Queued runs that name it fail with the reason when their turn comes."""
         tenant = acting_tenant(request, MANAGE)
-        secrets.delete_secret(tenant, name, actor=actor_of(request))
+        secrets.delete_secret(tenant, name, actor=actor_of(request), reason=reason_of(request))
         return Response(status=204)

@@ -154,7 +154,7 @@ def cancel(
         print_json(answers)
     for answer in answers if not as_json else ():
         asked = "cancelled" if answer["state"] == "cancelled" else "cancel requested"
-        err.print(f"run {answer['run']}: {answer['error'] or asked}", markup=False)
+        err.print(f"run {answer['run']}: {answer['error'] or asked}")
     if any(answer["error"] for answer in answers):
         raise typer.Exit(Exit.FAILED)
 

@@ -40,17 +40,17 @@ def artifacts(  # noqa: PLR0917 - options, each by its name
     elif download is None:
         print_table(COLUMNS, ([one[column] for column in COLUMNS] for one in found["results"]))
     until = f", kept until {found['kept_until']}" if found["kept_until"] else ""
-    err.print(f"run {run}, attempt {found['attempt']}: {len(found['results'])} files{until}", markup=False)
+    err.print(f"run {run}, attempt {found['attempt']}: {len(found['results'])} files{until}")
 
 
 def _fetched(calls: Client, found: dict[str, Any], one: dict[str, Any], directory: Path) -> bool:
     name = one["name"]
     if wrong := wrong_name(name):
         # A server that is not ours to trust must not choose where we write.
-        err.print(f"{name!a} {wrong}", markup=False)
+        err.print(f"{name!a} {wrong}")
         return False
     guarded(lambda: _write(calls, found, one, directory))
-    err.print(f"{directory / name}", markup=False)
+    err.print(f"{directory / name}")
     return True
 
 

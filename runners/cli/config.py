@@ -41,8 +41,17 @@ class Config:
     runner: RunnerConfig = field(default_factory=RunnerConfig)
 
     def save(self) -> None:
-        """Write it, readable by its owner only from the first byte on."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Write it, readable by its owner only from the first byte on. Raises ConfigError."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._write()
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} cannot be written: {error.strerror}. Make it writable, or name another place: "
+                "WHARFINGER_CONFIG, of a runner WHARFINGER_RUNNER_STATE."
+            ) from error
+
+    def _write(self) -> None:
         scratch = self.path.with_suffix(".new")
         scratch.unlink(missing_ok=True)
         handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
@@ -103,8 +112,18 @@ def load_config(path: Path | None = None) -> Config:
         return Config(path)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}. Correct it, or log in anew.") from error
-    known = {name: v for name, v in values.get("runner", {}).items() if name in RunnerConfig.__dataclass_fields__}
-    return Config(path, str(values.get("url", "")), str(values.get("token", "")), RunnerConfig(**known))
+    fields = RunnerConfig.__dataclass_fields__
+    runner = _typed(path, values.get("runner", {}), dict, "runner")
+    known = {n: _typed(path, v, type(fields[n].default), f"runner.{n}") for n, v in runner.items() if n in fields}
+    url, token = (_typed(path, values.get(name, ""), str, name) for name in ("url", "token"))
+    return Config(path, url, token, RunnerConfig(**known))
+
+
+def _typed(path: Path, value: Any, kind: type, name: str) -> Any:
+    if type(value) is kind:
+        return value
+    words = {str: "a text", int: "a whole number", dict: "a table"}
+    raise ConfigError(f"{path} cannot be read: {name} must be {words[kind]}. Correct it, or log in anew.")
 
 
 def read_secret(name: str, file: Path | None = None) -> str:
@@ -118,6 +137,9 @@ def read_secret(name: str, file: Path | None = None) -> str:
         return path.read_text().strip()
     except OSError as error:
         raise ConfigError(f"the token file {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError:
+        # Not chained: that error carries the bytes.
+        raise ConfigError(f"the token file {path} holds no token: it is not text.") from None
 
 
 def choose(url: str | None, token_file: Path | None) -> tuple[str, str]:

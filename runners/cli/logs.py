@@ -15,7 +15,7 @@ def print_log(parts: Iterable[LogPart]) -> None:
     for part in parts:
         if last is not None and part.attempt != last.attempt:
             _say_missing(last)
-            err.print(f"[attempt {part.attempt}]", markup=False)
+            err.print(f"[attempt {part.attempt}]")
         last = part
         sys.stdout.buffer.write(part.data)
         sys.stdout.buffer.flush()
@@ -26,7 +26,7 @@ def print_log(parts: Iterable[LogPart]) -> None:
 def _say_missing(part: LogPart) -> None:
     if part.missing:
         hope = "they may yet come" if not part.finished else "they are lost"
-        err.print(f"[{part.missing} bytes of output after byte {part.size} were not delivered; {hope}]", markup=False)
+        err.print(f"[{part.missing} bytes of output after byte {part.size} were not delivered; {hope}]")
 
 
 def print_log_json(parts: Iterable[LogPart]) -> None:

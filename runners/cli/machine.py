@@ -51,9 +51,7 @@ def _wish(verb: str, reason: str, url: str | None, done: str) -> None:
     body = {"verb": verb, "reason": reason}
     transport = guarded(lambda: Transport(url or stored.url, stored.token))
     answer: dict[str, Any] = guarded(lambda: transport.json("POST", "/runner/wish", json=body))
-    err.print(
-        f"runner {stored.id} ({stored.name}): {done if answer['changed'] else 'it was so already'}", markup=False
-    )
+    err.print(f"runner {stored.id} ({stored.name}): {done if answer['changed'] else 'it was so already'}")
 
 
 @config_app.command("check")
@@ -64,8 +62,8 @@ def check_config() -> None:
     guarded(lambda: Transport(stored.url, stored.token))
     if found:
         fail(Exit.CONFIGURATION, found[0], *found[1:])
-    err.print(f"{runner_config_path()}: runner {stored.id} ({stored.name}) at {stored.url}", markup=False)
-    err.print(f"executor {stored.executor}, {stored.slots} slots, spool {spool_directory(stored)}", markup=False)
+    err.print(f"{runner_config_path()}: runner {stored.id} ({stored.name}) at {stored.url}")
+    err.print(f"executor {stored.executor}, {stored.slots} slots, spool {spool_directory(stored)}")
 
 
 def _wrong_file(path: Path) -> list[str]:
@@ -100,14 +98,12 @@ def verifier(make_executor: MakeExecutor) -> Callable[..., None]:
         check_config()
         transport = guarded(lambda: Transport(url or stored.url, stored.token))
         answer = guarded(lambda: transport.json("GET", "/runner"))
-        err.print(
-            f"server: knows this machine as runner {answer['id']} ({answer['name']}), {answer['mode']}", markup=False
-        )
+        err.print(f"server: knows this machine as runner {answer['id']} ({answer['name']}), {answer['mode']}")
         name = executor or stored.executor or "docker"
         try:
             made = make_executor(name, {})
         except ExecutorError as error:
             fail(Exit.CONFIGURATION, f"executor {name}: {error}")
-        err.print(f"executor: {made.name} works{f' at {made.endpoint}' if made.endpoint else ''}", markup=False)
+        err.print(f"executor: {made.name} works{f' at {made.endpoint}' if made.endpoint else ''}")
 
     return verify

@@ -15,6 +15,7 @@ Url = Annotated[str | None, typer.Option(envvar="WHARFINGER_URL", help="Address 
 TokenFile = Annotated[
     Path | None, typer.Option("--token-file", help="File with the token; else WHARFINGER_TOKEN(_FILE), else login's.")
 ]
+Reason = Annotated[str, typer.Option(help="For the audit log; operators must say it.")]
 AsJson = Annotated[bool, typer.Option("--json", envvar="WHARFINGER_JSON", help="JSON on standard output.")]
 
 

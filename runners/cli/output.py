@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from runners.cli.config import ConfigError
-from runners.transport import ApiError, BadAddress, Unreachable
+from runners.transport import ApiError, BadAddress, BadToken, Unreachable
 
 T = TypeVar("T")
 
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# No markup: names of runs and runners may hold brackets.
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
 
 
@@ -69,10 +70,10 @@ def run_exit_code(run: Mapping[str, Any]) -> int:
 
 def fail(code: int, text: str, *more: str) -> NoReturn:
     """Say what, why and what to do, and end."""
-    err.print(f"error: {text}", markup=False)
+    err.print(f"error: {text}")
     for line in more:
         if line:
-            err.print(f"  {line}", markup=False)
+            err.print(f"  {line}")
     raise typer.Exit(code)
 
 
@@ -80,7 +81,7 @@ def guarded(work: Callable[[], T]) -> T:
     """Run a command's work; known failures become a message and an exit code, never a stack."""
     try:
         return work()
-    except (ConfigError, BadAddress) as error:
+    except (ConfigError, BadAddress, BadToken) as error:
         fail(Exit.CONFIGURATION, str(error))
     except Unreachable as error:
         fail(Exit.UNREACHABLE, str(error), "Is the server running, and is the address right? Then repeat the command.")

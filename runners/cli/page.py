@@ -27,7 +27,8 @@ RUNNER_CODES = {
     ExitCode.DONE: "Stopped as asked; nothing is left.",
     ExitCode.UNCONFIRMED: "Something was not confirmed gone or reported in time. Starting again cleans up.",
     ExitCode.CREDENTIAL: "The token is dead. Enrol again; starting again is of no use.",
-    ExitCode.CONFIGURATION: "The executor cannot work here, or the server refuses this version.",
+    ExitCode.CONFIGURATION: "The executor cannot work here, or the server refuses this version. "
+    "A Docker daemon that does not answer is waited for.",
 }
 CODES = """## Exit codes
 

@@ -84,6 +84,8 @@ def enrol_machine(
         raise ConfigError("No server is named. Set WHARFINGER_URL or give --url.")
     if not secret:
         raise ConfigError("No enrolment token. An operator issues one; put it into WHARFINGER_ENROLMENT_TOKEN.")
+    # Before a use of the enrolment token is spent: what could not be stored would be lost with it.
+    config.save()
     host = platform.node()
     body = {
         "token": secret,
@@ -151,6 +153,8 @@ def run(  # noqa: PLR0913, PLR0917 - options, each by its name
 ) -> None:
     """Execute runs until stopped. SIGTERM or Ctrl-C drains, a second one stops what runs.
 
+    A server or a Docker daemon that does not answer is waited for, at the start too.
+
     Results and output that cannot be delivered wait on the disk (WHARFINGER_SPOOL) and are delivered first at the next
     start.
 
@@ -173,14 +177,16 @@ def run(  # noqa: PLR0913, PLR0917 - options, each by its name
         spool_directory(stored),
     )
     telling = Telling()
-    agent = Agent(
-        url or stored.url,
-        stored.token,
-        lambda: make_executor(chosen, aliases),
-        settings,
-        telling,
-        identity=stored.identity,
-        stored_token=lambda: load_config(runner_config_path()).runner.token,
+    agent = guarded(
+        lambda: Agent(
+            url or stored.url,
+            stored.token,
+            lambda: make_executor(chosen, aliases),
+            settings,
+            telling,
+            identity=stored.identity,
+            stored_token=lambda: load_config(runner_config_path()).runner.token,
+        )
     )
     raise typer.Exit(int(agent.run()))
 

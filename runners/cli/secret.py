@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from runners.cli.options import AsJson, TokenFile, Url, client
+from runners.cli.options import AsJson, Reason, TokenFile, Url, client
 from runners.cli.output import WrongInput, err, guarded, print_json, print_table
 
 app = typer.Typer(help="Secrets: runs that name one get it as an environment variable.", no_args_is_help=True)
@@ -20,10 +20,11 @@ Tenant = Annotated[str | None, typer.Option(help="For operators: whose.")]
 
 
 @app.command("set")
-def set_secret(
+def set_secret(  # noqa: PLR0917 - options, each by its name
     name: Name,
     file: Annotated[Path | None, typer.Option(help="Read the value from this file.")] = None,
     tenant: Tenant = None,
+    reason: Reason = "",
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
@@ -33,7 +34,7 @@ def set_secret(
     """
     value = guarded(lambda: _value(file))
     calls = client(url, token_file)
-    created = guarded(lambda: calls.set_secret(name, value, tenant=tenant))["created"]
+    created = guarded(lambda: calls.set_secret(name, value, tenant=tenant, reason=reason))["created"]
     err.print(f"{name}: {'set' if created else 'has a new value; runs under way keep what they were given'}")
 
 
@@ -65,8 +66,10 @@ def list_secrets(
 
 
 @app.command("delete")
-def delete_secret(name: Name, tenant: Tenant = None, url: Url = None, token_file: TokenFile = None) -> None:
+def delete_secret(
+    name: Name, tenant: Tenant = None, reason: Reason = "", url: Url = None, token_file: TokenFile = None
+) -> None:
     """Delete a secret. Queued runs that name it fail with the reason when their turn comes."""
     calls = client(url, token_file)
-    guarded(lambda: calls.delete_secret(name, tenant=tenant))
+    guarded(lambda: calls.delete_secret(name, tenant=tenant, reason=reason))
     err.print(f"{name}: deleted")

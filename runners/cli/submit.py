@@ -80,8 +80,11 @@ def open_file(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
 def submit_file(client: Client, path: str, batch: str, *, again: bool) -> Report:
     """Judge every line, then send what is right in portions."""
     salt = secrets.token_hex(8) if again else ""
-    with open_file(path) as file:
-        lines = read_lines(file, batch, salt)
+    try:
+        with open_file(path) as file:
+            lines = read_lines(file, batch, salt)
+    except OSError as error:
+        raise WrongInput(f"{path} cannot be read: {error.strerror}") from error
     report = Report(batch, wrong=dict(lines.wrong))
     _send(client, lines, report)
     return report
@@ -122,7 +125,7 @@ def _note(report: Report, portion: list[Line], answer: Mapping[str, Any]) -> Non
 def say_report(report: Report) -> None:
     """For people, on standard error; the ids are on standard output."""
     for number, reason in sorted(report.wrong.items()):
-        err.print(f"line {number}: {reason}", markup=False)
+        err.print(f"line {number}: {reason}")
     if report.submitted:
         err.print(
             f"submitted {len(report.submitted)} runs to batch {report.batch!r}: lines {ranges(report.submitted)}"
@@ -135,9 +138,9 @@ def say_report(report: Report) -> None:
     if report.wrong:
         err.print(f"{len(report.wrong)} lines are wrong and were not submitted: lines {ranges(report.wrong)}")
     for warning, numbers in report.warned.items():
-        err.print(f"warning, lines {ranges(numbers)}: {warning}", markup=False)
+        err.print(f"warning, lines {ranges(numbers)}: {warning}")
     if report.failure:
-        err.print(f"error: {report.failure}", markup=False)
+        err.print(f"error: {report.failure}")
         err.print(
             f"not known to be submitted: lines {ranges(report.unsent)}. Repeat the same command: "
             "what was submitted is recognised."
@@ -194,7 +197,7 @@ def run_single(client: Client, spec: dict[str, Any], *, wait: bool, as_json: boo
     # The key makes the call repeatable through an outage; a second command is a second run.
     answer: dict[str, Any] = client.submit(spec, key=secrets.token_hex(16))
     for warning in answer["warnings"]:
-        err.print(f"warning: {warning}", markup=False)
+        err.print(f"warning: {warning}")
     if wait:
         answer = client.wait(answer["id"])
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from runners.cli.options import AsJson, TokenFile, Url, client
+from runners.cli.options import AsJson, Reason, TokenFile, Url, client
 from runners.cli.output import err, guarded, print_json, print_table
 
 app = typer.Typer(help="Issue, list and revoke your API tokens.", no_args_is_help=True)
@@ -34,6 +34,7 @@ def issue(  # noqa: PLR0917 - options, each by its name
     name: Annotated[str, typer.Argument(help="What will use it.")],
     days: Annotated[float, typer.Option(min=0, help="Until it expires; 0: until it is revoked.")] = 0,
     tenant: Tenant = None,
+    reason: Reason = "",
     url: Url = None,
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -41,7 +42,7 @@ def issue(  # noqa: PLR0917 - options, each by its name
     """Issue one. Its secret is printed once, alone on standard output."""
     calls = client(url, token_file)
     seconds = days * DAY_SECONDS or None
-    made = guarded(lambda: calls.issue_token(name, lifetime_seconds=seconds, tenant=tenant))
+    made = guarded(lambda: calls.issue_token(name, lifetime_seconds=seconds, tenant=tenant, reason=reason))
     if as_json:
         print_json(made)
         return
@@ -53,11 +54,12 @@ def issue(  # noqa: PLR0917 - options, each by its name
 def revoke(
     token: Annotated[list[int], typer.Argument(help="Ids of tokens.")],
     tenant: Tenant = None,
+    reason: Reason = "",
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
     """Revoke some: refused from the next call on."""
     calls = client(url, token_file)
     for one in token:
-        guarded(lambda one=one: calls.revoke_token(one, tenant=tenant))  # type: ignore[misc]
+        guarded(lambda one=one: calls.revoke_token(one, tenant=tenant, reason=reason))  # type: ignore[misc]
         err.print(f"token {one}: revoked")

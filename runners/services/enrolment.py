@@ -51,6 +51,13 @@ class Machine:
     """Takes one run, then drains."""
 
 
+def lifetime_of(hours: float) -> timedelta:
+    """As a person gives it. Raises InvalidInput for what is no length of time, or too long for one."""
+    if not 0 < hours <= MAX_LIFETIME / timedelta(hours=1):
+        raise InvalidInput(f"An enrolment token lives above 0 and at most {MAX_LIFETIME.days} days.")
+    return timedelta(hours=hours)
+
+
 def issue_enrolment_token(  # noqa: PLR0913 - each is a fact of the token, by its name
     *,
     actor: Actor,

@@ -20,9 +20,9 @@ from admission.services.runs import Cause, Hold, read_holds, take_away
 from admission.sql.ending import TAKE_AWAY_CAUSES
 from admission.states import DriverKind
 from controlplane.core.audit import SYSTEM, Actor, record
-from controlplane.core.clock import database_now
+from controlplane.core.clock import check_to_come
 from controlplane.core.conf import conf
-from controlplane.core.errors import Conflict, InvalidInput, NotFound
+from controlplane.core.errors import Conflict, NotFound
 from controlplane.core.fencing import is_strict, runner_fence_seconds
 from controlplane.core.loops import Progress
 from controlplane.core.sql import Row, execute, one, rows
@@ -140,10 +140,12 @@ def pause_runner(
     """No new work until resumed, by somebody or by itself at a time; what runs goes on. False: it was paused already.
 
     `own`: the machine asks itself, and may take it back itself. An operator's stands until an operator resumes, also
-    where the machine had paused itself before. Raises InvalidInput for a time that has passed.
+    where the machine had paused itself before.
+
+    Raises InvalidInput for a time that has passed, or is too late to be kept.
     """
-    if resume_at is not None and resume_at <= database_now():
-        raise InvalidInput("The pause would end before it begins: give a time to come.")
+    if resume_at is not None:
+        check_to_come(resume_at, "The pause")
     values = {"paused_at": Now(), "pause_note": reason, "resume_at": resume_at, "pause_own": own}
     after = {"resume_at": resume_at.isoformat() if resume_at else None}
     return _set(runner, "pause", ("paused_at", "pause_own"), values, actor=actor, reason=reason, after=after)

@@ -171,6 +171,15 @@ def test_no_list_shows_a_token_or_its_hash(world: dict[str, Any], admin: Client)
         assert secret not in content
 
 
+@pytest.mark.parametrize("model", [Run, Fire])
+@pytest.mark.parametrize("query", ["state=%00", "state__exact=%00", "q=%00"])
+def test_a_filter_that_no_row_can_match_is_no_error(
+    model: type[Any], query: str, world: dict[str, Any], admin: Client
+) -> None:
+    path = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
+    assert admin.get(f"{path}?{query}", follow=True).status_code == 200
+
+
 def test_runs_are_found_by_id_key_and_name(world: dict[str, Any], admin: Client) -> None:
     run = Run.objects.filter(tenant=world["acme"]).order_by("pk").last()
     assert run is not None

@@ -14,7 +14,7 @@ from admission.models import ApiToken, Counter, Permit, Run, Tenant
 from controlplane.admin_base import verbs as machinery
 from controlplane.core.models import AuditEntry
 from controlplane.core.tokens import token_hash
-from controlplane.roles import ROLES
+from controlplane.roles import ROLES, take_back
 from recovery.models import Replica
 from runners.models import EnrolmentToken, Runner, Secret
 from tests import ledger
@@ -127,6 +127,22 @@ def test_the_migration_installed_the_roles_with_every_permission(sign_in: Callab
     own = {f"{app}.{code}" for app, code in ours.values_list("content_type__app_label", "codename")}
     custom = {p for p in own if not p.split(".")[1].startswith(("add_", "change_", "delete_", "view_"))}
     assert custom <= set(ROLES["admin"])
+
+
+def test_no_role_may_have_any_function_called_by_a_schedule(sign_in: Callable[..., Client]) -> None:
+    sign_in()
+    kinds = {"content_type__app_label": "django_q"}
+    admins = Group.objects.get(name="admin")
+    for codename in ("add_schedule", "change_schedule"):
+        admins.permissions.add(Permission.objects.get(codename=codename, **kinds))
+    own = Group.objects.create(name="of this house alone")
+    own.permissions.add(Permission.objects.get(codename="add_schedule", **kinds))
+    take_back(Group, Permission)
+    assert set(admins.permissions.filter(**kinds).values_list("codename", flat=True)) >= {"delete_schedule"}
+    assert not admins.permissions.filter(codename__in=("add_schedule", "change_schedule")).exists()
+    assert own.permissions.filter(codename="add_schedule").exists()
+    add = reverse("admin:django_q_schedule_add")
+    assert sign_in("admin").get(add).status_code == 403
 
 
 def test_a_verb_needs_a_reason(world: dict[str, Any], admin: Client) -> None:
@@ -293,6 +309,24 @@ def test_a_token_is_shown_once_and_revoked(world: dict[str, Any], admin: Client)
     token.refresh_from_db()
     assert token.revoked_at is not None
     assert last_audit().verb == "revoke_token"
+    assert AuditEntry.objects.filter(verb="issue_token", subject="acme").latest("pk").reason == REASON
+    unsaid = confirm(admin, Tenant, "issue-token", world["acme"], name="another", expires_at="", reason="")
+    assert "reason" in unsaid.context["page"].form.errors
+
+
+@pytest.mark.rule("O2")
+def test_a_refusal_midway_says_what_was_done_before_it(world: dict[str, Any], admin: Client) -> None:
+    gone, kept = ledger.make_tenant(slug="a-gone"), ledger.make_tenant(slug="b-kept")
+    ledger.submit(kept, 1)
+    last = ledger.make_tenant(slug="c-untouched")
+    page = confirm(admin, Tenant, "delete", gone, kept, last, drain="")
+    (error,) = page.context["page"].form.non_field_errors()
+    assert error.startswith("1 of 3 done; then, at b-kept: Tenant 'b-kept' has 1 runs that have not ended"), error
+    assert [tenant.slug for tenant in Tenant.objects.filter(pk__in=(gone.pk, kept.pk, last.pk)).order_by("pk")] == [
+        "b-kept",
+        "c-untouched",
+    ]
+    assert AuditEntry.objects.filter(verb="delete").count() == 1
 
 
 def test_an_enrolment_token_is_shown_once(world: dict[str, Any], admin: Client) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -29,6 +30,7 @@ from leadership.services.intents import declare
 from recovery.models import RecoveryAction, RecoveryClaim, RecoveryDebt, Replica
 from recovery.services.replicas import drain_replica, replica_driver
 from runners.models import Runner
+from runners.services.claims import Claimed, claim_runs
 from runners.services.enrolment import Machine, enrol, issue_enrolment_token
 from runners.services.fleet import find_runner, runner_driver
 from runners.services.logs import append_log
@@ -76,7 +78,7 @@ def submit(tenant: Tenant, count: int, *, first: int = 0, batch: str | None = No
     return [answer.run for answer in answers if answer.run is not None]
 
 
-def begin(driver: Driver, admitted: list[Admitted]) -> list[tuple[int, int]]:
+def begin(driver: Driver, admitted: Sequence[Admitted | Claimed]) -> list[tuple[int, int]]:
     held = [(a.run, a.epoch) for a in admitted]
     start_runs(driver, held)
     return held
@@ -151,7 +153,8 @@ def build(runs: int = 60) -> dict[str, Any]:
             finish(driver, held)
     runner = enrolled_runner()
     third = runner_driver(runner)
-    live = [(driver, begin(driver, admit(driver, Envelope(5)))) for driver in (*drivers, third)]
+    live = [(driver, begin(driver, admit(driver, Envelope(5)))) for driver in drivers]
+    live.append((third, begin(third, claim_runs(third, "claim", Envelope(5)) or [])))
     write_log(live[0][0], live[0][1][0], 1600)
     requeue_runs(live[1][1][:1], actor=ANNA, reason="stuck since the switch was replaced")
     cancel_runs([live[0][1][1][0]], actor=ANNA, reason="superseded by a newer model")

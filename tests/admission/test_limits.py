@@ -131,15 +131,15 @@ def test_by_manage_py(make_tenant: Any) -> None:
         return out.getvalue()
 
     assert "limit 3" in say("--harness", "tank", "--set", "3", "--reason", "new tank")
-    assert "limit 2" in say("--tenant", "acme", "--key", "deploy", "--set", "2")
+    assert "limit 2" in say("--tenant", "acme", "--key", "deploy", "--set", "2", "--reason", "x")
     listed = json.loads(say("--json"))["limits"]
     assert [(one["scope"], one["tenant"], one["key"], one["limit"]) for one in listed] == [
         ("harness", "", "tank", 3),
         ("key", "acme", "deploy", 2),
     ]
     assert "tank" not in say("--tenant", "acme")
-    assert "no limit" in say("--harness", "tank", "--set", "none")
+    assert "no limit" in say("--harness", "tank", "--set", "none", "--reason", "x")
     for wrong in (("--key", "deploy", "--set", "1"), ("--harness", "tank", "--set", "-1"), ("--tenant", "nobody")):
         with pytest.raises(CommandError):
-            say(*wrong)
+            say(*wrong, "--reason", "x")
     assert ledger.counter(tenant).limit is None

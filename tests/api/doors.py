@@ -25,9 +25,10 @@ REASON = {"reason": "x"}
 # The body of each operation that has one, valid for the victim. `$name` is a fact of his.
 BODIES: dict[str, Any] = {
     "POST /batches": {"name": "b", "runs": [{"spec": {"command": ["true"]}}]},
-    "POST /enrolment-tokens": {},
+    "POST /enrolment-tokens": REASON,
+    "POST /intents/{intent}/retry": REASON,
     "POST /leases/{role}/step-down": REASON,
-    "PUT /limits": {"scope": "key", "key": "k", "tenant": "$slug", "limit": 7},
+    "PUT /limits": {"scope": "key", "key": "k", "tenant": "$slug", "limit": 7, "reason": "x"},
     "POST /loops/{loop}/run": REASON,
     "POST /permit-renewals": {"ids": ["outside"]},
     "POST /permits": {"id": "another"},
@@ -60,10 +61,10 @@ BODIES: dict[str, Any] = {
     "POST /tenants": {"slug": "new"},
     "PATCH /tenants/{slug}": {"weight": 9},
     "POST /tenants/{slug}/pause": {"reason": "x", "resume_at": None},
-    "PUT /tenants/{slug}/quota": {"limit": 99},
-    "POST /tenants/{slug}/resume": {},
-    "POST /tokens": {"name": "mine"},
-    "PUT /secrets/{name}": {"value": "not so secret"},
+    "PUT /tenants/{slug}/quota": {"limit": 99, "reason": "x"},
+    "POST /tenants/{slug}/resume": REASON,
+    "POST /tokens": {"name": "mine", "reason": "x"},
+    "PUT /secrets/{name}": {"value": "not so secret", "reason": "x"},
 }
 # Bytes instead of JSON, with the query that they need.
 RAW = {
@@ -77,7 +78,7 @@ WITHOUT_BODY = (
     "GET /runs/{run}/logs", "GET /runs/{run}/why", "GET /tenants", "GET /tenants/{slug}", "DELETE /tenants/{slug}",
     "GET /tenants/{slug}/quota", "DELETE /tenants/{slug}/quota", "GET /tokens", "DELETE /tokens/{token}",
     "GET /runs/{run}/artifacts", "GET /runs/{run}/artifacts/{name}", "GET /secrets", "DELETE /secrets/{name}",
-    "GET /physical", "GET /recovery", "GET /recovery/debts", "GET /recovery/log",
+    "GET /intents", "GET /physical", "GET /recovery", "GET /recovery/debts", "GET /recovery/log",
 )  # fmt: skip
 OPERATIONS = sorted([*BODIES, *WITHOUT_BODY])
 ENROL = "POST /runners/enrol"
@@ -157,6 +158,7 @@ def make_victim() -> Victim:
         "role": "loops",
         "loop": "deadlines",
         "debt": 1,
+        "intent": 1,
         "replica": 1,
         "name": MARK.upper(),
     }

@@ -299,4 +299,4 @@ def test_an_operator_needs_the_permission_for_tokens(make_operator: Any, tenant:
     path = f"/tokens?tenant={tenant.tenant.slug if tenant.tenant else ''}"
     assert make_operator("admission.view_tenant").get(path).status_code == 403
     assert make_operator("admission.view_apitoken").post(path, {"name": "x"}).status_code == 403
-    assert make_operator("admission.add_apitoken").post(path, {"name": "x"}).status_code == 201
+    assert make_operator("admission.add_apitoken").post(path, {"name": "x", "reason": "lost"}).status_code == 201

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db.models.functions import Now
 
 from admission.models import Permit, Run
 from admission.services.permits import claim_permit
 from controlplane.core.models import AuditEntry
+from leadership.models import Intent
+from leadership.services.intents import declare
 from recovery.models import Replica
 from tests import ledger
 from tests.admin.world import replica
@@ -102,3 +106,79 @@ def test_a_quota_is_set_and_removed_from_the_shell(make_tenant: Any) -> None:
     with pytest.raises(CommandError, match="whole number"):
         shell("tenant", "quota", tenant.slug, "--limit", "1.5", "--reason", "x", "--yes")
     assert audited("set_quota")[-1] == (tenant.slug, "they grew")
+
+
+def test_an_effect_that_was_given_up_is_tried_again_over_rest_and_from_the_shell(
+    operator: Caller, tenant: Caller
+) -> None:
+    declare("probe", {"a": {"to": "somebody"}, "b": {}})
+    Intent.objects.update(dead_at=Now(), tries=12, error="no mail server")
+    first, second = Intent.objects.order_by("pk")
+    assert tenant.post(f"/intents/{first.pk}/retry", {"reason": "x"}).status_code == 403
+    assert tenant.get("/intents").status_code == 403
+    assert [one["key"] for one in operator.get("/intents?given_up=true").json()["results"]] == ["b", "a"]
+    assert "somebody" not in str(operator.get("/intents").json())
+    assert operator.post(f"/intents/{first.pk}/retry", {"reason": " "}).status_code == 400
+    answer = operator.post(f"/intents/{first.pk}/retry", {"reason": "the server is back"})
+    assert (answer.status_code, answer.json()["dead_at"], answer.json()["tries"]) == (202, None, 0)
+    assert operator.post(f"/intents/{first.pk}/retry", {"reason": "again"}).status_code == 409
+    assert operator.post("/intents/999999/retry", {"reason": "x"}).status_code == 404
+    assert f"{second.pk}: probe b, 12 tries, GIVEN UP: no mail server" in shell("intents")
+    assert [one["id"] for one in json.loads(shell("intents", "--json"))["intents"]] == [second.pk, first.pk]
+    with pytest.raises(CommandError, match="Say why"):
+        shell("intents", "--retry", second.pk)
+    assert "is tried again" in shell("intents", "--retry", second.pk, "--reason", "so is this")
+    with pytest.raises(CommandError, match="was not given up"):
+        shell("intents", "--retry", second.pk, "--reason", "x")
+    assert audited("retry") == [("probe a", "the server is back"), ("probe b", "so is this")]
+
+
+def test_an_operator_says_why_and_a_tenant_with_its_own_need_not(operator: Caller, tenant: Caller) -> None:
+    slug = tenant.tenant.slug
+    ours = f"?tenant={slug}"
+    assert tenant.post("/tokens", {"name": "mine"}).status_code == 201
+    assert tenant.put("/secrets/MINE", {"value": "hunter2-and-more"}).status_code == 201
+    assert tenant.delete("/secrets/MINE").status_code == 204
+    token = tenant.get("/tokens").json()["results"][0]["id"]
+    before = AuditEntry.objects.count()
+    for reason in ({}, {"reason": ""}, {"reason": "  "}):
+        said = "".join(f"&reason={value}" for value in reason.values())
+        for answer in (
+            operator.put(f"/tenants/{slug}/quota", {"limit": 3, **reason}),
+            operator.delete(f"/tenants/{slug}/quota?{said}"),
+            operator.put("/limits", {"scope": "key", "key": "k", "tenant": slug, "limit": 1, **reason}),
+            operator.post(f"/tenants/{slug}/resume", reason),
+            operator.delete(f"/tenants/{slug}?{said}"),
+            operator.post(f"/tokens{ours}", {"name": "theirs", **reason}),
+            operator.delete(f"/tokens/{token}{ours}{said}"),
+            operator.put(f"/secrets/MINE{ours}", {"value": "hunter2-and-more", **reason}),
+            operator.delete(f"/secrets/MINE{ours}{said}"),
+            operator.post("/enrolment-tokens", reason),
+        ):
+            assert answer.status_code == 400, answer.content
+            assert "reason" in answer.content.decode()
+    assert AuditEntry.objects.count() == before
+    assert operator.put(f"/tenants/{slug}/quota?dry_run=1", {"limit": 3}).status_code == 200, "nothing is done by it"
+    assert operator.post(f"/tokens{ours}", {"name": "theirs", "reason": "they lost it"}).status_code == 201
+    assert operator.delete(f"/tokens/{token}{ours}&reason=leaked").status_code == 204
+    assert audited("issue_token")[-1] == (slug, "they lost it")
+    assert audited("revoke_token") == [(slug, "leaked")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "limits --harness tank --set 3",
+        "secret delete --tenant acme --name TOKEN",
+        "secret reseal",
+        "token issue acme --name theirs",
+        "enrolment issue",
+        "loops --run deadlines",
+        "tenant resume acme --reason=",
+        "step_down --reason=",
+    ],
+)
+def test_a_verb_of_the_shell_says_why(words: str) -> None:
+    ledger.make_tenant(slug="acme")
+    with pytest.raises(CommandError, match="Say why"):
+        shell(*words.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from django.db import OperationalError
 
 from tests import ledger
 from tests.api.conftest import Caller
+from tests.runners.conftest import make_runner
 
 pytestmark = pytest.mark.django_db
 
@@ -124,6 +126,19 @@ def test_other_content_and_other_methods(tenant: Caller) -> None:
     assert_problem(tenant.delete("/runs"))
     assert tenant.delete("/runs").status_code == 405
     assert_problem(tenant.get("/runs", accept="application/xml"))
+
+
+def test_every_path_says_which_methods_it_has_and_fails_for_none(tenant: Caller, operator: Caller) -> None:
+    paths = tenant._client.get("/api/schema/?format=json").json()["paths"]
+    assert len(paths) > 40
+    runner = make_runner()
+    for path, operations in paths.items():
+        address = re.sub(r"{[^}]*}", "1", path)
+        for caller in (tenant, operator, runner):
+            answer = caller._client.options(address)
+            assert answer.status_code in {200, 401}, (address, answer.content)
+            if answer.status_code == 200:
+                assert {name.upper() for name in operations} <= set(answer.json()["methods"])
 
 
 def test_a_body_beyond_the_limit_is_413_and_is_not_read(tenant: Caller) -> None:

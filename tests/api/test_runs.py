@@ -53,6 +53,16 @@ def test_without_a_key_each_is_a_run(tenant: Caller) -> None:
 
 
 @pytest.mark.rule("A21")
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "9999-12-31T23:59:59Z"])
+def test_a_moment_that_could_not_be_read_again_is_refused_and_every_list_stays_readable(
+    tenant: Caller, operator: Caller, moment: str
+) -> None:
+    answer = tenant.post("/runs", {"command": ["true"], "not_before": moment})
+    assert answer.status_code == 400
+    assert answer.json()["errors"][0]["field"] == "not_before"
+    assert [caller.get("/runs").status_code for caller in (tenant, operator)] == [200, 200]
+
+
 def test_a_full_queue_is_429_with_the_time_to_wait(tenant: Caller) -> None:
     with override_settings(CONTROLPLANE={"queue_depth_tenant": 1}):
         assert tenant.post("/runs", SPEC).status_code == 201

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.db import connection
 
 from tests import ledger
 from tests.api.conftest import Caller
@@ -64,3 +65,6 @@ def test_replicas_are_listed_with_their_age(operator: Caller) -> None:
     shown = operator.get("/replicas").json()["results"][0]
     assert (shown["name"], shown["state"]) == ("one", "live")
     assert 0 <= shown["beat_age_seconds"] < 60
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE recovery_replica SET beat_at = beat_at - interval '1 hour'")
+    assert operator.get("/replicas").json()["results"][0]["state"] == "silent", "as the admin and the metrics say"

@@ -56,7 +56,7 @@ def test_pause_and_resume(operator: Caller, tenant: Caller) -> None:
     assert operator.post(f"{path}/pause", {}).status_code == 400  # a reason is asked for
     paused = operator.post(f"{path}/pause", {"reason": "audit", "resume_at": "2100-01-01T00:00:00Z"}).json()
     assert (paused["pause_note"], paused["resume_at"]) == ("audit", "2100-01-01T00:00:00Z")
-    assert operator.post(f"{path}/resume").json()["paused_at"] is None
+    assert operator.post(f"{path}/resume", {"reason": "it is over"}).json()["paused_at"] is None
     assert tenant.post(f"{path}/pause", {"reason": "x"}).status_code == 403
 
 
@@ -67,24 +67,24 @@ def test_a_quota_is_changed_only_as_it_was_seen(operator: Caller, tenant: Caller
     assert (seen.json()["limit"], seen["ETag"]) == (None, '"none"')
     first = operator.put(path, {"limit": 3, "reason": "start"}, **{"If-Match": seen["ETag"]})
     assert (first.status_code, first["ETag"]) == (200, '"3"')
-    stale = operator.put(path, {"limit": 9}, **{"If-Match": seen["ETag"]})
+    stale = operator.put(path, {"limit": 9, "reason": "x"}, **{"If-Match": seen["ETag"]})
     assert (stale.status_code, stale.json()["code"]) == (412, "precondition_failed")
     assert operator.get(path).json()["limit"] == 3
-    assert operator.delete(path, **{"If-Match": '"7"'}).status_code == 412
+    assert operator.delete(f"{path}?reason=x", **{"If-Match": '"7"'}).status_code == 412
     removed = operator.delete(f"{path}?reason=done", **{"If-Match": first["ETag"]})
     assert (removed.status_code, removed.json()["limit"], removed["ETag"]) == (200, None, '"none"')
 
 
 def test_a_quota_without_if_match_is_the_last_word(operator: Caller, tenant: Caller) -> None:
     path = f"/tenants/{tenant.tenant.slug}/quota"
-    assert operator.put(path, {"limit": 3}).status_code == 200
-    assert operator.put(path, {"limit": 4}, **{"If-Match": "*"}).json()["before"] == 3
+    assert operator.put(path, {"limit": 3, "reason": "x"}).status_code == 200
+    assert operator.put(path, {"limit": 4, "reason": "x"}, **{"If-Match": "*"}).json()["before"] == 3
 
 
 @pytest.mark.rule("A15")
 def test_the_answer_says_what_the_change_meets(operator: Caller, tenant: Caller, make_driver: Any) -> None:
     path = f"/tenants/{tenant.tenant.slug}/quota"
-    operator.put(path, {"limit": 5})
+    operator.put(path, {"limit": 5, "reason": "x"})
     ledger.submit(tenant.tenant, 4)
     ledger.admit_all(make_driver())
     preview = operator.put(f"{path}?dry_run=true", {"limit": 1}).json()
@@ -100,7 +100,7 @@ def test_the_answer_says_what_the_change_meets(operator: Caller, tenant: Caller,
 
 @pytest.mark.parametrize("limit", [-1, 2**31, 1.5, "3", True, None, "x", [], 10**400])
 def test_a_wrong_limit_is_refused(operator: Caller, tenant: Caller, limit: Any) -> None:
-    assert operator.put(f"/tenants/{tenant.tenant.slug}/quota", {"limit": limit}).status_code == 400
+    assert operator.put(f"/tenants/{tenant.tenant.slug}/quota", {"limit": limit, "reason": "x"}).status_code == 400
 
 
 def test_a_tenant_sees_its_own_quota(tenant: Caller, stranger: Caller) -> None:
@@ -124,11 +124,13 @@ def test_a_tenant_is_deleted_refused_or_drained(operator: Caller, tenant: Caller
     path, driver = f"/tenants/{tenant.tenant.slug}", make_driver()
     ledger.submit(tenant.tenant, 2, concurrency_key="one")
     held = ledger.start(driver, ledger.admit_all(driver))
-    assert (operator.delete(path).status_code, operator.delete(path).json()["code"]) == (409, "tenant_busy")
+    assert operator.delete(path).status_code == 400, "it must say why"
+    busy = operator.delete(f"{path}?reason=left")
+    assert (busy.status_code, busy.json()["code"]) == (409, "tenant_busy")
     draining = operator.delete(f"{path}?drain=true&reason=left")
     assert (draining.status_code, draining.json()["deleting_at"] is None) == (202, False)
     ledger.succeed(driver, held)
-    assert operator.delete(path).status_code == 204
+    assert operator.delete(f"{path}?reason=left").status_code == 204
     assert operator.get(path).status_code == 404
     assert tenant.delete(path).status_code == 401, "its token went with it"
 

@@ -81,7 +81,7 @@ def test_the_command_line_says_the_same(waiting: tuple[Caller, int], live_server
 def test_limits_on_the_command_line(operator: Caller, live_server: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("WHARFINGER_URL", live_server.url)
     monkeypatch.setenv("WHARFINGER_TOKEN", operator.token)
-    assert "limit 3" in CliRunner().invoke(app, ["set-limit", "tank", "3"]).output
+    assert "limit 3" in CliRunner().invoke(app, ["set-limit", "tank", "3", "--reason", "three"]).output
     listed = CliRunner().invoke(app, ["limits", "--scope", "harness"])
     assert listed.output.split("\t") == ["harness", "", "tank", "0", "3\n"]
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import pytest
 from controlplane.embedded import EmbeddedError, EmbeddedPostgres, EmbeddedValkey, Home
 from controlplane.embedded.service import EmbeddedService
 from controlplane.processes import working_in
+from controlplane.up.services import ServiceEvent, Services
 
 SERVICES: list[type[EmbeddedService]] = [EmbeddedPostgres, EmbeddedValkey]
 ROOT = Path(__file__).resolve().parents[2]
@@ -346,3 +347,62 @@ def test_an_ordinary_user_runs_both() -> None:
             check=False,
         )
         assert (done.returncode, done.stdout.split()) == (0, ["42", "True"]), done.stderr
+
+
+def services_of(server: EmbeddedService) -> Services:
+    return Services(server.home, restarts={server.folder: 0}, _started=[server])
+
+
+def revived(services: Services, told: list[ServiceEvent], done: Callable[[], bool]) -> float:
+    """Look after them until then; the longest that one look took."""
+    longest, deadline = 0.0, time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline, f"it did not happen in time: {told}"
+        began = time.monotonic()
+        services.revive(told.append)
+        longest = max(longest, time.monotonic() - began)
+        time.sleep(0.02)
+    return longest
+
+
+@pytest.mark.rule("X2")
+def test_a_restart_that_fails_is_told_and_tried_again(valkey: EmbeddedValkey) -> None:
+    services, told = services_of(valkey), list[ServiceEvent]()
+    address, log = valkey.data / "appendonlydir", valkey.data / "appendonly.away"
+    assert valkey.pid is not None
+    os.kill(valkey.pid, signal.SIGKILL)
+    ended(valkey.data)
+    address.rename(log)
+    address.write_text("no directory")
+    revived(services, told, lambda: any(event.error for event in told))
+    failed = next(event for event in told if event.error)
+    assert "ended while it was starting" in failed.error
+    assert (failed.name, failed.restarts) == ("valkey", 1)
+    assert failed.delay_seconds > 0
+    address.unlink()
+    log.rename(address)
+    revived(services, told, lambda: valkey.is_running() and valkey.ping())
+    assert services.restarts["valkey"] >= 2
+
+
+@pytest.mark.rule("X2")
+def test_a_restart_holds_up_nothing_else(valkey: EmbeddedValkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server comes up and does not answer: what looks after the other processes goes on meanwhile."""
+    services, told = services_of(valkey), list[ServiceEvent]()
+    silent = True
+    answers = valkey._answers
+    monkeypatch.setattr(valkey, "_answers", lambda instance: not silent and answers(instance))
+    assert valkey.pid is not None
+    os.kill(valkey.pid, signal.SIGKILL)
+    ended(valkey.data)
+    looks = 0
+
+    def is_up_for_a_while() -> bool:
+        nonlocal looks
+        looks += valkey.is_running()
+        return looks > 20
+
+    assert revived(services, told, is_up_for_a_while) < 1
+    silent = False
+    revived(services, told, lambda: not services._starting)
+    assert [event.error for event in told] == [""]

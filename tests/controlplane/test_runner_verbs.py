@@ -119,6 +119,8 @@ def test_enrolment_tokens_from_the_shell(runner: RunnerCaller) -> None:
         "--one-job",
         "--name",
         "racks",
+        "--reason",
+        "two racks",
     )
     issued = json.loads(shell("enrolment", "issue", *options, "--json"))
     made = Caller().post("/runners/enrol", {"token": issued["token"], "name": "m"})
@@ -130,15 +132,15 @@ def test_enrolment_tokens_from_the_shell(runner: RunnerCaller) -> None:
     assert issued["token"] not in str(listed) + shell("enrolment", "list")
     assert "revoked" in shell("enrolment", "revoke", issued["id"], "--reason", "x", "--yes")
     assert Caller().post("/runners/enrol", {"token": issued["token"], "name": "m"}).status_code == 401
-    back = shell("enrolment", "issue", "--runner", runner.runner).strip()
+    back = shell("enrolment", "issue", "--runner", runner.runner, "--reason", "back").strip()
     assert Caller().post("/runners/enrol", {"token": back, "name": "m"}).json()["id"] == runner.runner
     with pytest.raises(CommandError):
-        shell("enrolment", "issue", "--trust", "nonsense")
+        shell("enrolment", "issue", "--trust", "nonsense", "--reason", "x")
 
 
 def test_api_tokens_from_the_shell() -> None:
     made = ledger.make_tenant(slug="acme")
-    secret = shell("token", "issue", "acme", "--name", "nightly", "--days", 1).strip()
+    secret = shell("token", "issue", "acme", "--name", "nightly", "--days", 1, "--reason", "nightly runs").strip()
     assert Caller(secret).get("/runs").status_code == 200
     [listed] = json.loads(shell("token", "list", "acme", "--json"))["tokens"]
     assert (listed["name"], listed["status"]) == ("nightly", "valid")

@@ -112,6 +112,7 @@ def test_ctrl_c_stops_everything_in_the_middle_and_a_killed_replica_is_reported_
     try:
         while '"long_run"' not in seen:
             seen += running.stderr.readline()
+        assert by_hand(seen) == (0, "Conserved: every counter equals the sum of its permits.\n")
         until(lambda: "replica-1" in (home / "logs/replica-1.log").read_text())
         child = next(pid for pid in children(running.pid) if b"--id\0replica-1\0" in cmdline(pid))
         os.kill(child, signal.SIGKILL)
@@ -125,6 +126,14 @@ def test_ctrl_c_stops_everything_in_the_middle_and_a_killed_replica_is_reported_
     assert (died["child"], died["exit_code"]) == ("replica-1", -9)
     assert running.returncode == 0
     assert processes_of(home) == []
+    assert not (home / "environment").exists()
+
+
+def by_hand(said: str) -> tuple[int, str]:
+    """What `up` said to type in another terminal, typed in one that knows nothing else."""
+    command = lines(said, "by_hand")[0]["text"].partition(": ")[2]
+    done = subprocess.run(["sh", "-c", command], env={"PATH": os.defpath}, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
 
 
 def children(pid: int) -> list[int]:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from admission.engine import Envelope
 from admission.models import Run, Tenant
 from admission.services.quotas import remove_quota, set_quota
-from admission.services.runs import cancel_runs, requeue_runs
+from admission.services.runs import cancel_runs, requeue_runs, start_runs
 from controlplane.core import fencing
 from controlplane.core.audit import SYSTEM
 from controlplane.core.checks import check_settings
@@ -22,6 +23,7 @@ from recovery.models import Replica
 from recovery.services.deaths import declare_and_claim
 from recovery.services.reconcile import reconcile
 from recovery.services.replicas import replica_driver
+from runners.services.claims import claim_runs
 from runners.services.enrolment import Machine, enrol, issue_enrolment_token
 from runners.services.fleet import find_runner, refuse_unfenced, revoke_runner, runner_driver
 from tests import ledger
@@ -128,7 +130,8 @@ def test_a_revoked_runner_keeps_its_runs_until_their_lease_has_lapsed(
     tenant, runner = make_tenant(1), a_runner()
     driver = runner_driver(runner)
     (run,) = ledger.submit(tenant)
-    ledger.start(driver, ledger.admit_all(driver))
+    claimed = claim_runs(driver, "claim", Envelope(1))
+    start_runs(driver, [(one.run, one.epoch) for one in claimed or ()])
     assert revoke_runner(runner.id, actor=SYSTEM, reason="a test") == 0
     assert (ledger.state(run), ledger.in_flight(tenant)) == ("running", 1)
     assert Run.objects.get(pk=run).lease_until is not None

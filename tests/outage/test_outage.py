@@ -213,7 +213,7 @@ def outlast(plan: Outage, what: str, image: str = "") -> None:
 
 @pytest.mark.timeout(300)
 def test_ends_reached_while_the_server_was_away_come_afterwards_whole() -> None:
-    outlast(outage(0.25, 5.0, 60.0, docker=False, aged=True), "server")
+    outlast(outage(0.25, 4.0, 60.0, docker=False, aged=True), "server")
 
 
 @pytest.mark.soak

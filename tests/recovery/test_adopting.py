@@ -34,10 +34,10 @@ from recovery.services.adopting import claim_orphans
 from recovery.services.deaths import declare_and_claim
 from recovery.services.orphans import Dead, LeftoversRemain, Orphan
 from recovery.services.replicas import drain_replica, replica_driver
-from runners.agent.driver import LABEL_ATTEMPT, LABEL_RUN
 from runners.agent.driver import Driver as AgentDriver
 from runners.agent.executors.docker import DockerExecutor
 from runners.agent.executors.process import ProcessExecutor
+from runners.agent.labels import LABEL_ATTEMPT, LABEL_RUN
 from runners.database_control import DatabaseControl
 from runners.services.logs import HoldSuperseded, OffsetMismatch, append_log, read_log
 from tests import ledger

@@ -81,11 +81,16 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def one_server(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def one_server(
+    django_db_setup: None, django_db_blocker: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """The same for all tests here: its start takes longer than most of them."""
     made = Server(tmp_path_factory.mktemp("server"))
     yield made
     made.stop()
+    # Other tests of this worker know of no web process that is away.
+    with django_db_blocker.unblock():
+        Hold.objects.filter(name="web").delete()
 
 
 @pytest.fixture
@@ -273,6 +278,27 @@ def test_one_job_and_idle_exit(server: Server, machine: Machine) -> None:
     assert ended(*runs)
     assert time.monotonic() - began > 2
     assert Runner.objects.count() == 1
+
+
+@pytest.mark.rule("Q12")
+def test_a_docker_daemon_that_is_not_up_yet_is_waited_for(server: Server, machine: Machine, tmp_path: Path) -> None:
+    daemon = tmp_path / "docker.sock"
+    machine.env |= {"WHARFINGER_EXECUTOR": "docker", "DOCKER_HOST": f"unix://{daemon}"}
+    agent = machine.start("--idle-exit", "0.5")
+    ledger.until(lambda: len(machine.named("executor_unavailable")) >= 2)
+    assert agent.poll() is None
+    daemon.symlink_to("/var/run/docker.sock")
+    assert agent.wait(SECONDS) == 0
+    assert machine.named("connected")
+
+
+@pytest.mark.rule("Q12")
+def test_a_stop_ends_the_wait_for_a_docker_daemon(server: Server, machine: Machine, tmp_path: Path) -> None:
+    machine.env |= {"WHARFINGER_EXECUTOR": "docker", "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    agent = machine.start()
+    ledger.until(lambda: machine.named("executor_unavailable"))
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(SECONDS) == 0
 
 
 @pytest.mark.rule("Q12")

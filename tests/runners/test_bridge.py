@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import django
 import pytest
@@ -61,6 +63,54 @@ def test_a_body_of_unknown_length(call: http.client.HTTPConnection) -> None:
     assert (status, json.loads(answer)["stored"]) == (200, 13)
     call.request("POST", path, iter([b"x" * 65_536] * 20), headers, encode_chunked=True)
     assert read(call)[0] == 411
+
+
+def test_a_large_body_is_not_waited_for_before_it_is_wanted(call: http.client.HTTPConnection) -> None:
+    """Else whoever has no token could fill the memory."""
+    call.putrequest("POST", "/api/v1/batches")
+    call.putheader("Content-Type", "application/json")
+    call.putheader("Content-Length", str(100 << 20))
+    call.endheaders()
+    assert call.sock is not None
+    call.sock.settimeout(10)
+    assert call.getresponse().status == 401
+
+
+@pytest.mark.rule("Q8")
+def test_names_of_any_language_and_a_large_file_there_and_back(call: http.client.HTTPConnection) -> None:
+    runner, tenant = make_runner(), tenant_caller()
+    run = ledger.submit(tenant.tenant)[0]
+    given = runner.claimed()[0]
+    runner.job(given, "start")
+    data, name = bytes(range(256)) * 10_000, "größe/a b%2F+.bin"
+    headers = {
+        "Authorization": f"Bearer {runner.token}",
+        "Job-Token": given["job_token"],
+        "Artifact-Sha256": hashlib.sha256(data).hexdigest(),
+    }
+    query = urlencode({"epoch": given["epoch"], "name": name})
+    call.request("POST", f"/api/v1/runner/runs/{run}/artifacts?{query}", data, headers)
+    assert read(call)[0] == 200
+    path, token = f"/api/v1/runs/{run}/artifacts/{quote(name)}", {"Authorization": f"Bearer {tenant.token}"}
+    call.request("GET", path, headers=token)
+    status, answer, answered = read(call)
+    assert (status, answer, answered["Content-Length"]) == (200, data, str(len(data)))
+    call.request("GET", path, headers={**token, "Range": "bytes=256-511"})
+    assert read(call)[:2] == (206, bytes(range(256)))
+    call.request("HEAD", path, headers=token)
+    assert read(call)[:2] == (200, b"")
+
+
+@pytest.mark.rule("Q2")
+def test_a_header_with_an_underscore_is_none_with_a_dash(call: http.client.HTTPConnection) -> None:
+    runner = make_runner()
+    ledger.submit(ledger.make_tenant())
+    given = runner.claimed()[0]
+    path, body = f"/api/v1/runner/runs/{given['run']}/start", json.dumps({"epoch": given["epoch"]})
+    for header, status in (("Job_Token", 401), ("Job-Token", 200)):
+        headers = {"Authorization": f"Bearer {runner.token}", "Content-Type": "application/json"}
+        call.request("POST", path, body, {**headers, header: given["job_token"]})
+        assert read(call)[0] == status
 
 
 def test_an_answer_that_is_streamed(call: http.client.HTTPConnection) -> None:

@@ -200,6 +200,33 @@ def test_failures_say_what_to_do(command: Command, monkeypatch: pytest.MonkeyPat
     assert "cannot be read" in command("runs").stderr
 
 
+@pytest.mark.parametrize("text", ['runner = "x"', '[runner]\nslots = "x"', "url = 5", "token = [1]", "runner = [1]"])
+def test_a_configuration_with_something_else_in_a_field_is_refused_by_its_name(
+    command: Command, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.toml").write_text(text)
+    done = command("runs")
+    assert done.exit_code == 78, done.exception
+    assert "must be a" in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"wht_a\nwht_b\n", "wht_ü".encode(), "wht_€".encode()])
+def test_what_cannot_be_a_token_is_refused_and_not_repeated(command: Command, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "token").write_bytes(content)
+    done = command("runs", "--token-file", str(tmp_path / "token"))
+    assert done.exit_code == 78, done.exception
+    assert "no token" in done.stderr
+    assert "wht" not in done.stderr
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://host:99999", "http://host:x", "http://host:0"])
+def test_what_cannot_be_an_address_is_refused(command: Command, url: str) -> None:
+    done = command("runs", "--url", url)
+    assert done.exit_code == 78, done.exception
+    assert "no address" in done.stderr
+
+
 def test_a_server_that_is_away(command: Command, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.setattr("runners.client.PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr("runners.client.Client.__init__.__kwdefaults__", {"patience": 0.1}, raising=False)
@@ -305,6 +332,8 @@ def test_a_machine_enrols_rotates_drains_and_takes_it_back(
     assert command("runner", "rotate").exit_code == 78
     assert command("runner", "enrol", "--name", "m", "--label", "gpu=a100").exit_code == 0
     first = load_config(tmp_path / "state" / "config.toml").runner
+    wrong = command("runner", "run", "--url", "http://[::1")
+    assert (wrong.exit_code, "no address" in wrong.stderr) == (78, True)
     rotated = command("runner", "rotate")
     assert rotated.exit_code == 0
     second = load_config(tmp_path / "state" / "config.toml").runner
@@ -369,3 +398,43 @@ def test_secrets_are_set_from_standard_input_or_a_file_and_never_shown(
     assert "short\n" not in refused.stderr
     assert command("secret", "delete", "TOKEN").exit_code == 0
     assert command("secret", "delete", "TOKEN").exit_code == 1
+
+
+@pytest.mark.rule("Q13")
+@pytest.mark.parametrize("token", ["wht_a-secret\nof two lines", "wht_a-sécret", "wht_a-secret and-more"])
+def test_a_token_that_is_none_is_not_quoted(command: Command, tmp_path: Path, token: str) -> None:
+    """Sent, it would be refused far below, by an error that quotes it."""
+    file = tmp_path / "token"
+    file.write_text(token)
+    done = command("runs", "--token-file", str(file), "--url", "http://127.0.0.1:1")
+    assert done.exit_code == 78
+    assert "This is no token" in done.stderr
+    assert "secret" not in done.stderr + done.stdout
+
+
+@pytest.mark.rule("Q13")
+def test_a_token_file_that_is_no_text_is_said(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    done = command("runs", "--token-file", str(tmp_path / "token"), "--url", "http://127.0.0.1:1")
+    assert (done.exit_code, "holds no token: it is not text" in done.stderr) == (78, True)
+
+
+@pytest.mark.rule("Q2")
+def test_an_enrolment_that_could_not_be_stored_spends_no_use_of_its_token(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WHARFINGER_RUNNER_STATE", str(tmp_path / "file" / "below"))
+    monkeypatch.setenv("WHARFINGER_ENROLMENT_TOKEN", "whe_something")
+    # Nobody listens there: asked, it would wait for somebody to.
+    done = command("runner", "enrol", "--url", "http://127.0.0.1:1")
+    assert (done.exit_code, "cannot be" in done.stderr) == (78, True)
+
+
+def test_a_configuration_with_another_shape_is_said(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").write_text("runner = 1\n")
+    monkeypatch.setenv("WHARFINGER_RUNNER_STATE", str(tmp_path))
+    done = command("runner", "status")
+    assert (done.exit_code, "runner must be a table" in done.stderr) == (78, True)

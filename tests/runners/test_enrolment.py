@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from controlplane.core.audit import SYSTEM
@@ -91,7 +92,7 @@ def test_a_wrong_machine_is_refused_and_costs_no_use(nobody: Caller, fields: dic
 
 def test_operators_issue_list_and_revoke(operator: Caller, nobody: Caller) -> None:
     made = ledger.make_tenant(slug="acme")
-    issued = operator.post("/enrolment-tokens", {"uses": 3, "tenant": "acme", "name": "rack 1"})
+    issued = operator.post("/enrolment-tokens", {"uses": 3, "tenant": "acme", "name": "rack 1", "reason": "two racks"})
     assert issued.status_code == 201
     secret = issued.json()["token"]
     assert enrol(nobody, secret).status_code == 201
@@ -99,11 +100,18 @@ def test_operators_issue_list_and_revoke(operator: Caller, nobody: Caller) -> No
     listed = operator.get("/enrolment-tokens").json()["results"]
     assert [(t["uses_left"], t["tenant"]) for t in listed] == [(2, "acme")]
     assert secret not in str(listed)
-    assert operator.delete(f"/enrolment-tokens/{listed[0]['id']}").status_code == 204
+    assert operator.delete(f"/enrolment-tokens/{listed[0]['id']}?reason=lost").status_code == 204
     assert enrol(nobody, secret).status_code == 401
-    assert operator.delete("/enrolment-tokens/999999").status_code == 404
+    assert operator.delete("/enrolment-tokens/999999?reason=lost").status_code == 404
 
 
 @pytest.mark.parametrize("body", [{"uses": 0}, {"lifetime_seconds": 0}, {"lifetime_seconds": 1e9}, {"tenant": "none"}])
 def test_wrong_enrolment_tokens_are_refused(operator: Caller, body: Any) -> None:
-    assert operator.post("/enrolment-tokens", body).status_code in (400, 404)
+    assert operator.post("/enrolment-tokens", {"reason": "x", **body}).status_code in (400, 404)
+
+
+@pytest.mark.rule("O2")
+@pytest.mark.parametrize("hours", ["nan", "inf", "1e300", "-1", "0"])
+def test_no_length_of_time_is_refused_by_hand_in_a_sentence(db: None, hours: str) -> None:
+    with pytest.raises(CommandError, match="at most 30 days"):
+        call_command("enrolment", "issue", "--hours", hours, "--reason", "x")

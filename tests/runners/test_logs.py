@@ -136,9 +136,32 @@ def test_reading_in_parts(runner: RunnerCaller, given: dict[str, Any], tenant: C
     part = tenant.get(path, Range="bytes=5-7")
     assert (part.status_code, part.content, part["Content-Range"]) == (206, whole[5:8], "bytes 5-7/30")
     assert tenant.get(path, Range="bytes=28-").content == whole[28:]
-    assert tenant.get(path, Range="bytes=30-").status_code == 416
+    assert tenant.get(path, Range="bytes=-2").content == whole[28:]
+    behind = tenant.get(path, Range="bytes=30-")
+    assert (behind.status_code, behind["Content-Range"], behind.json()["size"]) == (416, "bytes */30", 30)
     assert tenant.get(f"{path}?attempt=2").status_code == 404
     assert tenant.get(f"{path}?limit=0").status_code == 400
+
+
+@pytest.mark.parametrize("asked", ["bytes=10-5", "bytes=a-b", "bytes=0-1,3-4", "lines=0-1", "bytes=-", ""])
+def test_a_range_that_is_none_is_ignored(
+    runner: RunnerCaller, given: dict[str, Any], tenant: Caller, asked: str
+) -> None:
+    runner.log(given, 0, b"0123456789abcdef")
+    answer = tenant.get(f"/runs/{given['run']}/logs", Range=asked)
+    assert (answer.status_code, answer.content) == (200, b"0123456789abcdef")
+    assert "Content-Range" not in answer
+
+
+def test_a_range_of_deleted_output_is_unsatisfiable(
+    runner: RunnerCaller, given: dict[str, Any], tenant: Caller
+) -> None:
+    runner.log(given, 0, b"0123456789")
+    LogChunk.objects.all().delete()  # as retention does; the size stays
+    path = f"/runs/{given['run']}/logs"
+    answer = tenant.get(path, Range="bytes=0-4")
+    assert (answer.status_code, answer["Content-Range"]) == (416, "bytes */0")
+    assert (tenant.get(path).status_code, tenant.get(path)["Log-Size"]) == (200, "10")
 
 
 def test_a_follower_learns_when_it_is_over(runner: RunnerCaller, given: dict[str, Any], tenant: Caller) -> None:

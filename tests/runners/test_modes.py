@@ -44,6 +44,17 @@ def test_a_pause_ends_by_itself_and_a_drain_does_not(runner: RunnerCaller, opera
     assert actors[0] == "system"
 
 
+@pytest.mark.parametrize("end", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
+def test_an_end_that_could_not_be_read_again_is_refused(
+    runner: RunnerCaller, operator: Caller, tenant: Caller, end: str
+) -> None:
+    assert tenant.tenant is not None
+    paths = (f"/runners/{runner.runner}", f"/tenants/{tenant.tenant.slug}")
+    answers = [operator.post(f"{path}/pause", {"reason": "x", "resume_at": end}) for path in paths]
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert [operator.get(path).status_code for path in ("/runners", "/tenants")] == [200, 200]
+
+
 def test_an_end_in_the_past_is_refused(runner: RunnerCaller, operator: Caller) -> None:
     past = (timezone.now() - timedelta(seconds=5)).isoformat()
     assert operator.post(f"/runners/{runner.runner}/pause", {"reason": "x", "resume_at": past}).status_code == 400
@@ -112,7 +123,7 @@ def test_a_machine_drains_itself_and_takes_back_its_own_drain_only(
 
 
 def test_one_run_by_its_enrolment_token(operator: Caller, tenant: Caller) -> None:
-    issued = operator.post("/enrolment-tokens", {"one_job": True}).json()["token"]
+    issued = operator.post("/enrolment-tokens", {"one_job": True, "reason": "x"}).json()["token"]
     made = Caller().post("/runners/enrol", {"token": issued, "name": "m", "slots": 8}).json()
     row = Runner.objects.get(pk=made["id"])
     assert (row.one_job, row.slots) == (True, 1)

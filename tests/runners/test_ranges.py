@@ -134,7 +134,7 @@ class Breaking:
             with near, socket.create_connection(("127.0.0.1", self._target)) as far:
                 head = near.recv(65536)
                 self.asked += [line for line in head.split(b"\r\n") if line.lower().startswith(b"range:")]
-                far.sendall(head)
+                far.sendall(head.replace(b"Connection: keep-alive", b"Connection: close"))
                 left = self._most
                 while left > 0 and (data := far.recv(min(65536, left))):
                     near.sendall(data)

@@ -133,8 +133,8 @@ def test_a_machine_that_comes_back_is_the_same_runner_and_the_old_token_is_dead(
 def test_a_revoked_runner_comes_back_with_its_trust_labels(runner: RunnerCaller, operator: Caller) -> None:
     Runner.objects.filter(pk=runner.runner).update(trust_labels={"trust.zone": "a"})
     revoke_runner(runner.runner, actor=SYSTEM, reason="lost")
-    issued = operator.post("/enrolment-tokens", {"runner": runner.runner, "uses": 5})
+    issued = operator.post("/enrolment-tokens", {"runner": runner.runner, "uses": 5, "reason": "a new disk"})
     assert (issued.status_code, issued.json()["uses_left"]) == (201, 1)
     answer = Caller().post("/runners/enrol", {"token": issued.json()["token"], "name": "again"})
     assert Caller(answer.json()["token"]).get("/runner").json()["labels"] == {"trust.zone": "a"}
-    assert operator.post("/enrolment-tokens", {"runner": 999_999}).status_code == 404
+    assert operator.post("/enrolment-tokens", {"runner": 999_999, "reason": "x"}).status_code == 404

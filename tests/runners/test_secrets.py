@@ -279,7 +279,7 @@ def test_keys_are_changed_without_losing_anything(tenant: Caller, settings: Any)
 
     with keys(first):
         assert opened() == VALUE  # sealed with SECRET_KEY's
-        call_command("secret", "reseal", stdout=io.StringIO())
+        call_command("secret", "reseal", reason="a new key", stdout=io.StringIO())
     with keys(second, first):
         assert opened() == VALUE
         assert secrets.reseal_secrets(actor=SYSTEM) == 1
@@ -291,7 +291,7 @@ def test_keys_are_changed_without_losing_anything(tenant: Caller, settings: Any)
     with override_settings(SECRET_KEY="another"), keys(second):
         assert opened() == VALUE  # SECRET_KEY may change once there are keys of their own
     with override_settings(SECRET_KEY="another"), pytest.raises(CommandError):
-        call_command("secret", "reseal", stdout=io.StringIO())
+        call_command("secret", "reseal", reason="a new key", stdout=io.StringIO())
 
 
 @pytest.mark.rule("Q13")
@@ -317,20 +317,20 @@ def test_operators_need_the_permission(tenant: Caller, make_operator: Any) -> No
     assert viewer.put(path, {"value": VALUE}).status_code == 403
     manager = make_operator("runners.manage_secret", "runners.view_secret")
     assert manager.put("/secrets/TOKEN", {"value": VALUE}).status_code == 400  # whose?
-    assert manager.put(path, {"value": VALUE}).status_code == 201
+    assert manager.put(path, {"value": VALUE, "reason": "they asked"}).status_code == 201
     assert [one["name"] for one in viewer.get("/secrets").json()["results"]] == ["TOKEN"]
-    assert manager.delete(path).status_code == 204
+    assert manager.delete(f"{path}&reason=unused").status_code == 204
 
 
 @pytest.mark.rule("O2")
 def test_by_manage_py(tenant: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(VALUE + "\n"))
     slug, out = tenant.tenant.slug, io.StringIO()
-    call_command("secret", "set", tenant=slug, name="TOKEN", stdout=out)
+    call_command("secret", "set", tenant=slug, name="TOKEN", reason="new", stdout=out)
     call_command("secret", "list", tenant=slug, json=True, stdout=out)
     assert VALUE not in out.getvalue()
     assert unseal(tenant.tenant.pk, "TOKEN", bytes(Secret.objects.get().value)) == VALUE
-    call_command("secret", "delete", tenant=slug, name="TOKEN", stdout=out)
+    call_command("secret", "delete", tenant=slug, name="TOKEN", reason="old", stdout=out)
     assert not Secret.objects.exists()
 
 

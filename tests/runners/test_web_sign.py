@@ -77,6 +77,11 @@ def test_where_no_web_process_ever_showed_itself_nobody_waits_for_one(silent: in
     assert pass_runner_leases().counts == {"runner_lease": 1}
 
 
+def test_the_very_first_sign_follows_no_outage(silent: int) -> None:
+    web_sign.show()
+    assert pass_runner_leases().counts == {"runner_lease": 1}
+
+
 def test_the_permits_of_runners_are_not_reaped_meanwhile_those_of_replicas_are(
     silent: int, make_driver: Callable[..., Any], submit: Any
 ) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from admission.services.tenants import get_tenant
 from controlplane.core.errors import DomainError
-from controlplane.management.asking import confirm
+from controlplane.management.asking import confirm, why
 from controlplane.management.commands.step_down import shell_actor
 from controlplane.management.server import refuse_unless_ready
 from runners.services import enrolment
@@ -71,12 +70,12 @@ class Command(BaseCommand):
             actor=shell_actor(),
             name=options["name"],
             uses=options["uses"],
-            lifetime=timedelta(hours=options["hours"]),
+            lifetime=enrolment.lifetime_of(options["hours"]),
             tenant=get_tenant(options["tenant"]) if options["tenant"] else None,
             trust_labels=enrolment.parse_labels(options["trust"]),
             runner=get_runner(options["runner"]) if options["runner"] is not None else None,
             one_job=options["one_job"],
-            reason=options["reason"],
+            reason=why(options["reason"]),
         )
         if options["json"]:
             self.stdout.write(json.dumps({"id": token.pk, "token": secret}))

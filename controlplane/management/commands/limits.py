@@ -11,6 +11,7 @@ from admission.models import Counter
 from admission.services.limits import list_limits, set_harness_capacity, set_key_limit
 from admission.services.tenants import get_tenant
 from controlplane.core.errors import DomainError
+from controlplane.management.asking import why
 from controlplane.management.commands.step_down import shell_actor
 from controlplane.management.server import refuse_unless_ready
 
@@ -18,7 +19,7 @@ MOST = 1000
 
 
 class Command(BaseCommand):
-    """`manage.py limits`: list them; `--key` or `--harness` with `--set` changes one."""
+    """`manage.py limits`: list them; `--key` or `--harness` with `--set` and `--reason` changes one."""
 
     help = "List the limits of concurrency keys and harnesses, or set one (audited)."
 
@@ -44,7 +45,7 @@ class Command(BaseCommand):
             raise CommandError(str(refusal)) from refusal
 
     def _set(self, options: dict[str, Any]) -> None:
-        actor, reason = shell_actor(), options["reason"]
+        actor, reason = shell_actor(), why(options["reason"])
         if options["harness"]:
             capacity = None if options["set"] == "none" else options["set"]
             change = set_harness_capacity(options["harness"], capacity, actor=actor, reason=reason)

@@ -10,6 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.core.errors import DomainError
+from controlplane.management.asking import why
 from controlplane.management.commands.step_down import shell_actor
 from controlplane.management.server import refuse_unless_ready
 from leadership.selectors import LoopState, read_alarms, read_leases, read_loops
@@ -54,7 +55,7 @@ class Command(BaseCommand):
 
     def _run(self, loop: str, reason: str) -> None:
         try:
-            fire_at = run_now(loop, actor=shell_actor(), reason=reason)
+            fire_at = run_now(loop, actor=shell_actor(), reason=why(reason))
         except DomainError as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"Sent {loop} at {fire_at:%H:%M:%S}.")

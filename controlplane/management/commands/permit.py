@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from admission.services.force_release import find_permits, force_release
 from admission.services.tenants import get_tenant
 from controlplane.core.errors import DomainError
-from controlplane.management.asking import confirm
+from controlplane.management.asking import confirm, why
 from controlplane.management.commands.step_down import shell_actor
 from controlplane.management.server import refuse_unless_ready
 
@@ -34,7 +34,7 @@ class Command(BaseCommand):
             tenant = get_tenant(options["tenant"]) if options["tenant"] else None
             permits = find_permits(options["permit"], tenant)
             confirm(f"force-release {len(permits)} permits of {options['permit']}", len(permits), yes=options["yes"])
-            forced = force_release(permits, actor=shell_actor(), reason=options["reason"])
+            forced = force_release(permits, actor=shell_actor(), reason=why(options["reason"]))
         except DomainError as refusal:
             raise CommandError(str(refusal)) from refusal
         self.stdout.write(f"{len(forced.taken)} runs taken over, {len(forced.released)} outside permits released")

@@ -8,6 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from admission.services.physical import reconcile_now
 from controlplane.core.errors import DomainError
+from controlplane.management.asking import why
 from controlplane.management.commands.step_down import shell_actor
 from controlplane.management.server import refuse_unless_ready
 
@@ -25,7 +26,7 @@ class Command(BaseCommand):
         """Ask."""
         refuse_unless_ready()
         try:
-            number = reconcile_now(actor=shell_actor(), reason=options["reason"])
+            number = reconcile_now(actor=shell_actor(), reason=why(options["reason"]))
         except DomainError as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"Asked: request {number}. `manage.py slots` shows the passes.")

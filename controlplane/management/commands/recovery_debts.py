@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.core.errors import DomainError
+from controlplane.management.asking import why
 from controlplane.management.commands.step_down import shell_actor
 from controlplane.management.server import refuse_unless_ready
 from recovery.models import RecoveryDebt
@@ -50,8 +51,7 @@ class Command(BaseCommand):
             )
 
     def _retry(self, debt: int, reason: str) -> None:
-        if not reason:
-            raise CommandError("Say why: --reason … (it goes to the audit log).")
+        reason = why(reason)
         try:
             retried = retry_debt(debt, actor=shell_actor(), reason=reason)
         except DomainError as error:

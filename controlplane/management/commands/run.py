@@ -10,7 +10,7 @@ from admission.models import Run
 from admission.services.runs import cancel_runs, requeue_runs
 from admission.states import HOLDING, TERMINAL
 from controlplane.core.errors import DomainError
-from controlplane.management.asking import confirm
+from controlplane.management.asking import confirm, why
 from controlplane.management.commands.step_down import shell_actor
 from controlplane.management.server import refuse_unless_ready
 
@@ -38,7 +38,7 @@ class Command(BaseCommand):
         open_runs = list(Run.objects.filter(pk__in=ids).exclude(state__in=TERMINAL).only("id", "state", "epoch"))
         confirm(f"{options['verb']} {len(open_runs)} of {len(ids)} runs", len(open_runs), yes=options["yes"])
         try:
-            getattr(self, f"_{options['verb']}")(open_runs, options["reason"])
+            getattr(self, f"_{options['verb']}")(open_runs, why(options["reason"]))
         except DomainError as refusal:
             raise CommandError(str(refusal)) from refusal
         for run in sorted(set(ids) - {run.pk for run in open_runs}):

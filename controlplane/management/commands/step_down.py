@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.core.audit import Actor
 from controlplane.core.errors import DomainError
+from controlplane.management.asking import why
 from leadership.election import LOOPS
 from leadership.services.operating import step_down
 
@@ -26,7 +27,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Ask."""
         try:
-            asked = step_down(options["role"], actor=shell_actor(), reason=options["reason"])
+            asked = step_down(options["role"], actor=shell_actor(), reason=why(options["reason"]))
         except DomainError as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"Asked {asked.holder_name} to end term {asked.term} of {asked.role}.")

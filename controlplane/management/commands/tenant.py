@@ -11,7 +11,7 @@ from admission.services import quotas
 from admission.services.deleting import delete_tenant
 from admission.services.tenants import get_tenant, pause_tenant, resume_tenant
 from controlplane.core.errors import DomainError
-from controlplane.management.asking import confirm, moment
+from controlplane.management.asking import confirm, moment, why
 from controlplane.management.commands.step_down import shell_actor
 from controlplane.management.server import refuse_unless_ready
 
@@ -43,15 +43,15 @@ class Command(BaseCommand):
 
     def _pause(self, tenant: Tenant, options: dict[str, Any]) -> str:
         until = moment(options["until"]) if options["until"] else None
-        paused = pause_tenant(tenant, actor=shell_actor(), reason=options["reason"], resume_at=until)
+        paused = pause_tenant(tenant, actor=shell_actor(), reason=why(options["reason"]), resume_at=until)
         return "paused" if paused else "was paused already"
 
     def _resume(self, tenant: Tenant, options: dict[str, Any]) -> str:
-        resumed = resume_tenant(tenant, actor=shell_actor(), reason=options["reason"])
+        resumed = resume_tenant(tenant, actor=shell_actor(), reason=why(options["reason"]))
         return "resumed" if resumed else "was not paused"
 
     def _quota(self, tenant: Tenant, options: dict[str, Any]) -> str:
-        limit, actor, reason = options["limit"], shell_actor(), options["reason"]
+        limit, actor, reason = options["limit"], shell_actor(), why(options["reason"])
         if not limit:
             raise CommandError("Which quota? Give --limit NUMBER, or --limit none.")
         if limit == "none":
@@ -65,5 +65,5 @@ class Command(BaseCommand):
 
     def _delete(self, tenant: Tenant, options: dict[str, Any]) -> str:
         drain = options["drain"]
-        gone = delete_tenant(tenant, actor=shell_actor(), reason=options["reason"], drain=drain)
+        gone = delete_tenant(tenant, actor=shell_actor(), reason=why(options["reason"]), drain=drain)
         return "deleted" if gone else "takes no more work; it goes when its own has ended"

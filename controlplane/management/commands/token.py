@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from admission.services import tenant_tokens as service
 from admission.services.tenants import get_tenant, issue_token, revoke_token
 from controlplane.core.errors import DomainError
-from controlplane.management.asking import confirm
+from controlplane.management.asking import confirm, why
 from controlplane.management.commands.step_down import shell_actor
 from controlplane.management.server import refuse_unless_ready
 
@@ -53,7 +53,8 @@ class Command(BaseCommand):
         days = options["days"]
         expires_at = service.expiry(None if days is None else 86_400 * days)
         tenant = get_tenant(options["slug"])
-        token, secret = issue_token(tenant, options["name"], actor=shell_actor(), expires_at=expires_at)
+        reason = why(options["reason"])
+        token, secret = issue_token(tenant, options["name"], actor=shell_actor(), reason=reason, expires_at=expires_at)
         if options["json"]:
             self.stdout.write(json.dumps({"id": token.pk, "token": secret}))
             return

@@ -40,6 +40,8 @@ class ExecutorError(Exception):
     """The execution could not be made or looked after. The message says what, why and what to do."""
 
     reason = "executor_error"
+    temporary = False
+    """Whether the same may succeed later by itself: at the start of an agent that is waited for."""
 
 
 class ImageUnavailable(ExecutorError):

@@ -187,7 +187,7 @@ class DockerExecutor:
         try:
             self.adapter.pull(spec.image, progress=progress, login=login)
         except ExecutorError as error:
-            why = "as the run asks" if spec.pull == "always" else "for it is not present"
+            why = "is to be pulled at every start" if spec.pull == "always" else "is not present"
             raise ImageUnavailable(
-                f"image {spec.image}, to be pulled {why}, cannot be pulled: {error}{advice(spec, str(error))}"
+                f"image {spec.image} {why} and cannot be pulled: {error}{advice(spec, str(error))}"
             ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import tarfile
 import threading
 from contextlib import closing, contextmanager
@@ -21,6 +22,7 @@ import requests
 from docker.errors import APIError, DockerException
 from docker.errors import NotFound as SdkNotFound
 from docker.tls import TLSConfig
+from urllib3.exceptions import HTTPError
 
 from runners.agent.executors.base import ExecutorError
 
@@ -41,6 +43,14 @@ Json = dict[str, Any]
 
 class DaemonSilent(ExecutorError):
     """No answer (connection error, time-out). Whether the call took effect is unknown."""
+
+    temporary = True
+
+
+class DaemonForbidden(DaemonSilent):
+    """This user may not speak to the daemon: time does not mend it."""
+
+    temporary = False
 
 
 class Refused(ExecutorError):
@@ -84,8 +94,18 @@ def _told_apart(what: str) -> Iterator[None]:
         raise NotFound(404, f"{what}: {error.explanation or error}") from error
     except APIError as error:
         raise Refused(int(error.status_code or 0), f"{what}: {error.explanation or error}") from error
-    except (requests.RequestException, DockerException, OSError) as error:
+    except (requests.RequestException, HTTPError, struct.error, DockerException, OSError) as error:
+        # The two in the middle: a stream that breaks off while it is read, within a frame or within its header.
         raise DaemonSilent(f"{what}: no answer from the Docker daemon ({error}); is it running?") from error
+
+
+def _is_forbidden(error: BaseException | None) -> bool:
+    """Whether a refused permission is behind it; the libraries wrap it several times."""
+    while error is not None:
+        if isinstance(error, PermissionError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class Attached:
@@ -123,14 +143,21 @@ class DockerAdapter:
         return client
 
     def _connect(self, seconds: int) -> docker.APIClient:
-        with _told_apart(f"connecting to {self.endpoint}"):
-            client = docker.APIClient(
-                base_url=self.endpoint,
-                version=self._version or "auto",
-                timeout=seconds,
-                tls=self._tls,
-                max_pool_size=_POOL,
-            )
+        try:
+            with _told_apart(f"connecting to {self.endpoint}"):
+                client = docker.APIClient(
+                    base_url=self.endpoint,
+                    version=self._version or "auto",
+                    timeout=seconds,
+                    tls=self._tls,
+                    max_pool_size=_POOL,
+                )
+        except DaemonSilent as error:
+            if _is_forbidden(error):
+                raise DaemonForbidden(
+                    f"this user may not use the Docker daemon at {self.endpoint}; add it to the group `docker`"
+                ) from error
+            raise
         self._version = client.api_version
         return client
 

@@ -22,19 +22,18 @@ from runners.agent.executors.base import ExecutorError, Exit, LogSink, MayStart
 from runners.agent.executors.docker_adapter import Attached, DaemonSilent, DockerAdapter, NotFound, Refused
 from runners.agent.executors.docker_sweep import remove_confirmed
 from runners.agent.executors.frames import Frames
+from runners.agent.executors.slots import Place
+from runners.agent.executors.stopping import Stopping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from runners.agent.artifacts import Collected
     from runners.agent.assignment import Assignment
-    from runners.agent.executors.slots import Place
 
 log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
-KILL_PATIENCE_SECONDS = 10.0
 QUICK_SECONDS = 10
 LOST_CREATE_SECONDS = 10.0
 NEVER_STARTED = "0001-01-01T00:00:00Z"
@@ -190,7 +189,7 @@ class DockerExecution:
 
     def _pump(self, deadline: float | None) -> bool:
         """Deliver output until the container ended; False when it had to be given up on."""
-        stopping = _Stopping(self._kill, self.assignment.spec.stop_grace_seconds)
+        stopping = Stopping(self._kill, self.assignment.spec.stop_grace_seconds)
         frames = Frames(self._deliver)
         while True:
             moment = now()
@@ -217,7 +216,10 @@ class DockerExecution:
                 self._broken = True
 
     def _sleep(self, seconds: float) -> None:
-        if select.select([self._wake_read], [], [], seconds)[0]:
+        # Not `select`: that refuses descriptors from 1024 on, which a driver with many slots has.
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        if poll.poll(seconds * 1000 + 1):
             _drain(self._wake_read)
 
     def _readable(self, attached: Attached, seconds: float) -> bool:
@@ -362,30 +364,6 @@ class DockerExecution:
 
 def _nothing_made(recorded: str | None) -> None:
     """What a place is released with for which the daemon certainly made nothing."""
-
-
-class _Stopping:
-    """SIGTERM, grace, SIGKILL, patience: which step is due."""
-
-    def __init__(self, kill: Callable[[str], None], grace: float) -> None:
-        self._kill = kill
-        self._steps = [("SIGTERM", grace)] if grace else []
-        self._steps.append(("SIGKILL", KILL_PATIENCE_SECONDS))
-        self.next: float | None = None
-
-    def step(self, moment: float) -> bool:
-        """Do what is due; True when there is nothing left to do but to remove by force."""
-        if self.next is not None and moment < self.next:
-            return False
-        if not self._steps:
-            return True
-        signal, patience = self._steps.pop(0)
-        try:
-            self._kill(signal)
-        except ExecutorError as error:
-            log.warning("%s was not delivered: %s", signal, error)
-        self.next = moment + patience
-        return False
 
 
 def _poke(fd: int) -> None:

@@ -90,9 +90,11 @@ def _shims(record: Path) -> list[int]:
             continue
         try:
             arguments = Path(entry.path, "cmdline").read_bytes().split(b"\0")
+            # It may end between any two of these looks: a shim whose driver died is about to.
+            ours = wanted in arguments and entry.stat().st_uid == os.geteuid()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if wanted in arguments and entry.stat().st_uid == os.geteuid() and identity(int(entry.name)):
+        if ours and identity(int(entry.name)):
             found.append(int(entry.name))
     return found
 

@@ -17,7 +17,8 @@ KILL_ROUNDS = 100
 def identity(pid: int) -> str:
     """Boot, number and start time of a process; '' when there is none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        # A process chooses its own name, and needs not choose one in UTF-8.
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
         return ""
@@ -39,11 +40,13 @@ def kill_leftovers(plan: dict[str, Any]) -> None:
         ExecutorError: when something is left.
     """
     if plan["procs"] and Path(plan["procs"]).exists():
-        _empty(plan)
         try:
+            _empty(plan)
             cgroups.remove(plan["cgroups"])
         except OSError as error:
-            raise ExecutorError(f"a cgroup of {plan['directory']} cannot be removed: {error}") from error
+            # A shim that still ends removes it too, between two of these steps.
+            if Path(plan["procs"]).exists():
+                raise ExecutorError(f"a cgroup of {plan['directory']} cannot be removed: {error}") from error
     scratch.remove_tree(Path(plan["directory"]))
 
 

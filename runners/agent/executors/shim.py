@@ -9,11 +9,11 @@ the first argument; the second, the record's path, only names this process. SIGU
 kill at once, and say that it was so. Plan and answers are marshalled and in hexadecimal: both ends are one and the
 same interpreter.
 
-It starts once for each run, so it imports little: `json`, `shutil`, `pathlib` and the enums of `signal` would each
-take as long as the interpreter itself.
+It starts once for each run, so it imports little (of its own `shim_clearing` alone): `json`, `shutil`, `pathlib` and
+the enums of `signal` would each take as long as the interpreter itself.
 """
 
-# ruff: noqa: PTH106, PTH108, PTH114, PTH118, PTH123, PTH208, S606, PLC0415
+# ruff: noqa: PTH108, PTH123, PTH208, S606, PLC0415
 
 from __future__ import annotations
 
@@ -33,8 +33,12 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Iterator
     from typing import Any
+
+    from runners.agent.executors import shim_clearing
 else:
     import _signal as signal
+
+    import shim_clearing
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
@@ -362,38 +366,13 @@ def _oom_kills(plan: Plan) -> int:
     return sum(int(word[1]) for word in words if word[0] == "oom_kill")
 
 
-def _remove_tree(top: str) -> None:
-    """What cannot be removed is left for the driver, which looks and tells. Nobody is left who could swap a link."""
-    for directory, names, files in os.walk(top, topdown=False):
-        try:
-            for name in files:
-                os.unlink(os.path.join(directory, name))
-            for name in names:
-                path = os.path.join(directory, name)
-                (os.unlink if os.path.islink(path) else os.rmdir)(path)
-        except OSError:
-            return
-    try:
-        os.rmdir(top)
-    except OSError:
-        return
-
-
 def _clean(plan: Plan) -> None:
     """The cgroup, the directory and, last, the record by which a later sweep would find us."""
-    for path in plan["cgroups"]:
-        for _ in range(100):
-            try:
-                os.rmdir(path)
-                break
-            except FileNotFoundError:
-                break
-            except OSError:
-                time.sleep(0.01)
+    shim_clearing.remove_groups(plan["cgroups"])
     if plan["keep"] and not _fenced:
         # What the run left is read by the driver, which then removes it; a dead one's record tells a sweep of it.
         return
-    _remove_tree(plan["directory"])
+    shim_clearing.remove_tree(plan["directory"])
     if not os.path.lexists(plan["directory"]):
         try:
             os.unlink(plan["record"])

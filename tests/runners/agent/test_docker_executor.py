@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import resource
+import socket
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +17,7 @@ from runners.agent.executors import docker_execution, docker_sweep
 from runners.agent.executors.base import ExecutorError, ImageUnavailable
 from runners.agent.executors.docker import DockerExecutor
 from runners.agent.executors.docker_adapter import DEFAULT_ENDPOINT, DaemonSilent, DockerAdapter
+from runners.agent.executors.docker_execution import DockerExecution
 from runners.agent.executors.late_creates import LateCreates
 from runners.agent.executors.slots import NO_PLACE, Place, Unrestricted
 from tests.runners.agent.conftest import LABELS, assignment, eventually, execute
@@ -20,7 +25,6 @@ from tests.runners.agent.proxy import DockerProxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -300,3 +304,66 @@ def test_refused_registration_is_not_started(local_image: str, adapter: DockerAd
     end, output = execute(executor, assignment(["echo", "ran"], image=local_image))
     assert (end.reason, end.detail, output) == ("executor_error", "the token is fenced", b"")
     assert adapter.is_gone(registered[0])
+
+
+# docker-py does not close the socket that it could not connect.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.rule("Q12")
+def test_a_daemon_that_may_not_be_used_is_no_silent_one(tmp_path: Path) -> None:
+    place = tmp_path / "docker.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(place))
+        listening.listen()
+        place.chmod(0)
+        mine, nobody = os.geteuid(), 65534
+        if mine == 0:
+            os.seteuid(nobody)  # root may use every socket
+        try:
+            with pytest.raises(ExecutorError, match="may not use the Docker daemon") as refused:
+                DockerAdapter(f"unix://{place}").identity()
+        finally:
+            os.seteuid(mine)
+    assert not refused.value.temporary
+    with pytest.raises(ExecutorError) as silent:
+        DockerAdapter(f"unix://{tmp_path}/none.sock").identity()
+    assert silent.value.temporary
+    gc.collect()
+
+
+def test_a_log_that_breaks_off_while_it_is_read_ends_or_is_a_silent_daemon(
+    docker_executor: DockerExecutor, adapter: DockerAdapter, tmp_path: Path
+) -> None:
+    """Between two frames it ends; within one the client library raises what is none of its own errors."""
+    command = ["sh", "-c", "while :; do echo a line; done"]
+    execution = docker_executor.start(assignment(command), lambda _: None, LABELS)
+    try:
+        with DockerProxy(tmp_path / "proxy.sock") as proxy:
+            output = proxy.adapter.output_since_creation(next(iter(left(adapter))))
+            assert next(output)
+            proxy.break_all()
+            how = "ended"
+            try:
+                list(output)
+            except DaemonSilent:
+                how = "silent"
+            assert how in ("ended", "silent")
+    finally:
+        execution.stop("cancelled")
+        execution.wait(None)
+        execution.remove()
+
+
+def test_a_wait_works_with_more_descriptors_than_select_knows() -> None:
+    """A driver of some hundred slots has them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    with Path(os.devnull).open("rb") as null:
+        opened = [os.dup(null.fileno()) for _ in range(1100)]
+    try:
+        execution = DockerExecution(DockerAdapter(), assignment(["true"]), lambda _: None, "none", "none", NO_PLACE)
+        execution._sleep(0.01)
+        execution.discard()
+    finally:
+        for one in opened:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

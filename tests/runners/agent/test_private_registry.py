@@ -16,7 +16,7 @@ from runners.agent.driver import Driver
 from runners.agent.executors.base import ImageUnavailable
 from runners.agent.executors.docker import DockerExecutor
 from runners.agent.executors.docker_adapter import DockerAdapter
-from runners.agent.registry import hidden_parts, login_of, registry_of
+from runners.agent.registry import HUB, HUB_ADDRESS, hidden_parts, login_of, registry_of
 from tests.runners.agent.conftest import LABELS, eventually
 from tests.runners.agent.registry import Registry
 from tests.runners.agent.stub import StubControl
@@ -100,13 +100,14 @@ def test_wrong_credentials_and_none_are_told_apart_and_say_what_to_do(
 def test_what_is_in_the_secret_decides_for_which_registry_it_serves() -> None:
     pair = {"auth": base64.b64encode(PAIR.encode()).decode()}
     login = {"username": USER, "password": PASSWORD}
-    many = json.dumps({"auths": {"https://index.docker.io/v1/": pair, "ghcr.io": {"identitytoken": "an-id-token"}}})
+    many = json.dumps({"auths": {HUB_ADDRESS: pair, "ghcr.io": {"identitytoken": "an-id-token"}}})
 
     def asked(image: str, value: str) -> dict[str, str]:
         return login_of(given(image, value).spec, value)
 
-    assert asked("python:3-slim", PAIR) == {**login, "serveraddress": "https://index.docker.io/v1/"}
-    assert asked("team/image", many) == {**login, "serveraddress": "https://index.docker.io/v1/"}
+    assert asked("python:3-slim", PAIR) == {**login, "serveraddress": HUB_ADDRESS}
+    assert asked("team/image", many) == {**login, "serveraddress": HUB_ADDRESS}
+    assert asked(f"index.{HUB}/team/image", many) == {**login, "serveraddress": HUB_ADDRESS}
     assert asked("ghcr.io/team/image@sha256:" + "0" * 64, many) == {
         "identitytoken": "an-id-token",
         "serveraddress": "ghcr.io",
@@ -140,4 +141,4 @@ def test_when_an_image_is_fetched_is_what_the_run_says(
     assert not executor.prepared(given(image, PAIR, pull="always"))
     executor.prepare(given(image, PAIR, pull="always"), print)
     assert registry.manifests > asked
-    assert "as the run asks" in refusal(lambda: executor.prepare(given(image, pull="always"), print))
+    assert "at every start" in refusal(lambda: executor.prepare(given(image, pull="always"), print))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -15,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from runners.agent.executors import cgroups
+from runners.agent.executors import cgroups, process_sweep, processes
 from runners.agent.executors.base import ExecutorError
 from runners.agent.executors.process import ProcessExecutor
 from runners.agent.executors.processes import identity, is_running
@@ -292,7 +293,9 @@ if os.geteuid() == 0:
     # The interpreter and the sources may lie where an ordinary user cannot go.
     sys.executable = process._interpreter(other_user=True)
     process._interpreter.cache_clear()
-    process.SHIM_DIRECTORY = Path(shutil.copy(process.SHIM_DIRECTORY / "shim.py", home)).parent
+    for name in ("shim_clearing.py", "shim.py"):
+        place = shutil.copy(process.SHIM_DIRECTORY / name, home)
+    process.SHIM_DIRECTORY = Path(place).parent
     os.setgroups([])
     os.setresgid(61000, 61000, 61000)
     os.setresuid(61000, 61000, 61000)
@@ -332,3 +335,45 @@ def test_as_an_ordinary_user(scratch: Path) -> None:
     assert forks[1] == "timeout"
     assert disk[0] != 0
     assert nothing_left(scratch, "ordinary")
+
+
+class Ending:
+    """An entry of /proc whose process ends between two looks at it."""
+
+    name = "4194305"
+
+    def __init__(self, place: Path, record: Path) -> None:
+        self.path = str(place)
+        (place / "cmdline").write_bytes(b"python\0" + os.fsencode(record) + b"\0")
+
+    def stat(self) -> os.stat_result:
+        raise FileNotFoundError(self.path)
+
+
+def test_a_shim_that_ends_while_it_is_looked_for_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = tmp_path / "run-1.json"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", lambda _: [Ending(tmp_path, record)])
+        assert process_sweep._shims(record) == []
+
+
+def test_a_cgroup_that_goes_while_it_is_emptied_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shim that still ends removes it as well."""
+    procs = tmp_path / "cgroup.procs"
+    procs.write_text("")
+    plan = {"procs": str(procs), "pids_max": "", "cgroups": [], "directory": str(tmp_path / "none")}
+
+    def gone(_: object) -> None:
+        procs.unlink()
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(processes, "_empty", gone)
+    processes.kill_leftovers(plan)
+
+    def refused(_: object) -> None:
+        raise PermissionError("not ours")
+
+    procs.write_text("")
+    monkeypatch.setattr(processes, "_empty", refused)
+    with pytest.raises(ExecutorError, match="not ours"):
+        processes.kill_leftovers(plan)
