@@ -40,8 +40,10 @@ class Admitted:
     spec: RunSpec
 
 
-def admit(driver: Driver, envelope: Envelope) -> list[Admitted]:
+def admit(driver: Driver, envelope: Envelope, seen: Sequence[Row] = ()) -> list[Admitted]:
     """Admit up to `envelope.slots` queued runs to this driver, in fair order, and return them.
+
+    `seen`: a reading that the caller has just made; only where it gives nothing another is made.
 
     A driver that got less than it could start looks whether lapsed permits kept it from more (rule A12). Not inside a
     caller's transaction: that one holds runs, and the reap would lock others after them. Not for one that takes note:
@@ -52,7 +54,7 @@ def admit(driver: Driver, envelope: Envelope) -> list[Admitted]:
         DatabaseError: nothing is known to be admitted; the next drain takes up what was (rule A10).
     """
     envelope = _bounded(envelope)
-    admitted = _admit(driver, envelope)
+    admitted = _admit(driver, envelope, seen)
     if len(admitted) < envelope.slots and driver.note is None and not connection.in_atomic_block:
         admitted += _admit_what_lapsed(driver, _left(envelope, admitted), known=bool(admitted))
     return admitted
@@ -69,13 +71,17 @@ def _admit_what_lapsed(driver: Driver, left: Envelope, *, known: bool) -> list[A
         return []
 
 
-def _admit(driver: Driver, envelope: Envelope) -> list[Admitted]:
+def _admit(driver: Driver, envelope: Envelope, seen: Sequence[Row] = ()) -> list[Admitted]:
     if envelope.slots <= 0:
         return []
+    if seen and (admitted := _admit_among(driver, envelope, seen)):
+        return admitted
     # Few tenants for few slots: what one admission reads does not depend on how many tenants wait.
     flows = read_flows(driver, page=2 * envelope.slots + 8)
-    if not flows:
-        return []
+    return _admit_among(driver, envelope, flows) if flows else []
+
+
+def _admit_among(driver: Driver, envelope: Envelope, flows: Sequence[Row]) -> list[Admitted]:
     session = connection.connection
     try:
         admitted, empty = _admit_from(driver, envelope, flows)

@@ -6,14 +6,14 @@ A pre-filter only, like every reading before an admission (rule A2): the claim d
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from admission.drivers import Driver
 from admission.services.reaping import reap_refusing
 from admission.spec import BACKENDS
 from admission.sql import admitting as sql
-from controlplane.core.sql import rows
+from controlplane.core.sql import Row, rows
 
 MOST_WANTED = 200
 
@@ -46,26 +46,42 @@ def profile_of(driver: Driver, memory_mib: int | None, cpu: float | None) -> Pro
     return Profile(driver.tenant_id, labels, tuple(driver.backends), memory_mib, cpu)
 
 
-def suitable_runs(wanted: Mapping[Profile, int], *, announced: bool = False) -> dict[Profile, list[int]]:
+@dataclass(slots=True)
+class Suitable:
+    """What was found for those who wait."""
+
+    runs: dict[Profile, list[int]] = field(default_factory=dict)
+    flows: dict[int, Row] = field(default_factory=dict)
+    """By run: its tenant's place in the fair order, as `engine.read_flows` reads it."""
+
+    def flows_of(self, runs: Sequence[int]) -> list[Row]:
+        """Of these runs' tenants, each once."""
+        return list({flow["tenant_id"]: flow for flow in (self.flows[run] for run in runs)}.values())
+
+
+def suitable_runs(wanted: Mapping[Profile, int], *, announced: bool = False) -> Suitable:
     """Queued runs under limits with headroom, for each profile up to as many as are wanted of it.
 
     One index probe where nothing waits; spared where something was just `announced`, for then something does. Where
     nothing is found, lapsed permits that keep work from those who wait are reaped once a second (rule A12), so not
     inside a transaction.
     """
-    if not wanted:
-        return {}
-    found = _read_suitable(wanted) if announced or _anything_waits() else {}
-    return found or (_read_suitable(wanted) if reap_refusing() else {})
+    found = Suitable()
+    if wanted and (announced or _anything_waits()):
+        found = _read_suitable(wanted)
+    if wanted and not found.runs and reap_refusing():
+        found = _read_suitable(wanted)
+    return found
 
 
-def _read_suitable(wanted: Mapping[Profile, int]) -> dict[Profile, list[int]]:
+def _read_suitable(wanted: Mapping[Profile, int]) -> Suitable:
     profiles = list(wanted)
     asked = [{"n": n, "wanted": min(wanted[p], MOST_WANTED), **_described(p)} for n, p in enumerate(profiles)]
-    found: dict[Profile, list[int]] = {}
+    found = Suitable()
     parameters = {"profiles": json.dumps(asked), "known_backends": list(BACKENDS)}
     for row in rows(sql.READ_SUITABLE, parameters):
-        found.setdefault(profiles[row["n"]], []).append(row["id"])
+        found.runs.setdefault(profiles[row["n"]], []).append(row["id"])
+        found.flows[row["id"]] = row
     return found
 
 

@@ -19,16 +19,20 @@ LIMIT %(page)s OFFSET %(offset)s
 
 # What drivers that wait could be given, by what they are (`n`): ids of runs, up to `wanted` each. No locks and no
 # decision: who is woken by it claims like everybody else. The same conditions as in READ_FAIR_ORDER and PICK_RUNS.
+# With each run what READ_FAIR_ORDER says of its tenant, so that who claims it at once need not read that again.
 # Each profile stops at what it wants; one that suits nothing looks at every queue, so the caller lets time pass after
 # a slow look. Index: counter_fair_order, run_queue, counter_scope_key.
 READ_SUITABLE: Final = """
-SELECT a.n, found.id
+SELECT a.n, found.*,
+       (SELECT t.weight::float8 FROM admission_tenant t WHERE t.id = found.tenant_id) AS share,
+       coalesce((SELECT max(start_tag) FROM admission_counter WHERE scope = 'tenant'), 0) AS virtual_now
 FROM jsonb_to_recordset(%(profiles)s::jsonb)
      AS a(n int, tenant bigint, labels jsonb, backends jsonb, memory_mib int, cpu float8, wanted int)
 CROSS JOIN LATERAL (
-    SELECT q.id
+    SELECT q.id, f.*
     FROM (
-        SELECT c.tenant_id, c."limit" - c.in_flight AS headroom FROM admission_counter c
+        SELECT c.id AS counter_id, c.tenant_id, c.virtual_time, c."limit", c."limit" - c.in_flight AS headroom
+        FROM admission_counter c
         WHERE c.scope = 'tenant' AND c.backlog AND NOT c.paused AND (c."limit" IS NULL OR c.in_flight < c."limit")
           AND (a.tenant IS NULL OR c.tenant_id = a.tenant)
         ORDER BY c.virtual_time, c.served_at NULLS FIRST, c.id

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 
 from admission.engine import Envelope
 from controlplane.core.errors import Conflict, DomainError, TryLater
+from controlplane.core.sql import Row
 from controlplane.core.threads import Threads
 from runners.polling.sharing import Wish, share
 from runners.services.claims import Claimed, claim_with_secrets
@@ -303,26 +304,26 @@ class Desk:
         now = time.monotonic()
         self._futile = {run: entry for run, entry in self._futile.items() if now < entry[0] + FUTILE_SECONDS[1]}
         passed_over = self._spoken_for | {run for run, (until, _) in self._futile.items() if now < until}
-        for poll, runs in share(self._wishes(), seen.suitable, passed_over).items():
-            self._start_claim(poll, runs, len(runs))
+        for poll, runs in share(self._wishes(), seen.suitable.runs, passed_over).items():
+            self._start_claim(poll, runs, len(runs), seen.suitable.flows_of(runs))
 
     # -- claiming ---------------------------------------------------------------------------------------------------
 
-    def _start_claim(self, poll: _Poll, runs: list[int], slots: int) -> None:
+    def _start_claim(self, poll: _Poll, runs: list[int], slots: int, flows: Sequence[Row] = ()) -> None:
         self._parked.pop(poll, None)
         poll.claiming = True
         self._spoken_for.update(runs)
         self._claiming.setdefault(poll.key, [])
-        self._begin(self._claim(poll, runs, slots))
+        self._begin(self._claim(poll, runs, slots, flows))
 
-    async def _claim(self, poll: _Poll, runs: list[int], slots: int) -> None:
+    async def _claim(self, poll: _Poll, runs: list[int], slots: int, flows: Sequence[Row]) -> None:
         runner = poll.runner
         assert runner is not None  # noqa: S101 - only polls of known runners are parked
         asked = poll.asked
         envelope = Envelope(slots, asked.memory_mib, asked.cpu)
         try:
             claimed = await self._in_thread(
-                claim_with_secrets, runner_driver(runner), asked.request_id, envelope, bool(runs)
+                claim_with_secrets, runner_driver(runner), asked.request_id, envelope, flows
             )
         except (DatabaseError, InterfaceError) as error:
             poll.fail(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,38 +31,38 @@ class Claimed:
     """Only in the answer of a claim."""
 
 
-def claim_runs(driver: Driver, request_id: str, envelope: Envelope, judged: bool = False) -> list[Claimed] | None:
+def claim_runs(driver: Driver, request_id: str, envelope: Envelope, seen: Sequence[Row] = ()) -> list[Claimed] | None:
     """Up to `envelope.slots` runs for this driver. None: there is nothing for it now, or it may be given nothing.
 
     The same request id gets the same answer again, without what has moved on since; a repeat that races the first call
-    waits for it. Only a claim that got something is remembered. `judged`: the caller has just seen that something fits
-    and that the claim has no answer yet; then it is tried without looking again.
+    waits for it. Only a claim that got something is remembered. `seen`: the caller has just looked; runs of these
+    tenants fit, and the claim has no answer yet. Then it is tried without looking again.
     """
     for _ in range(WHILE_CONTESTED):
-        if not judged:
+        if not seen:
             answer = read_claim(driver, request_id)
             if answer is not None:
                 return answer
             if envelope.slots <= 0 or not _something_waits(driver):
                 return None
-        judged = False
         claim = Claim(driver, request_id)
         try:
-            admitted = admit(claim.driver, envelope)
+            admitted = admit(claim.driver, envelope, seen)
         except DriverGone:
             if claim.is_reserved:
                 return None
             # Another connection answered the same request while we waited for its row: read what it said.
+            seen = ()
             continue
         return [_claimed(a) for a in admitted] or None
     return None
 
 
 def claim_with_secrets(
-    driver: Driver, request_id: str, envelope: Envelope, judged: bool = False
+    driver: Driver, request_id: str, envelope: Envelope, seen: Sequence[Row] = ()
 ) -> list[Claimed] | None:
     """As `claim_runs`, each with the secrets that it names; one that cannot have them was ended, and is left out."""
-    claimed = claim_runs(driver, request_id, envelope, judged)
+    claimed = claim_runs(driver, request_id, envelope, seen)
     if not claimed:
         return claimed
     given = give(driver, [(one.run, one.epoch) for one in claimed if names_any(one.spec)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from admission.services.judging import Profile, profile_of, suitable_runs
+from admission.services.judging import Profile, Suitable, profile_of, suitable_runs
 from controlplane.core.sql import rows
 from runners import sql
 from runners.services.fleet import RunnerIdentity, find_runners, runner_driver
@@ -57,7 +57,7 @@ class Seen:
     """Whose tokens the arrived ones are, and those that something concerns. Missing: the token is dead."""
     concerned: set[bytes]
     answered: set[Claim]
-    suitable: dict[Profile, list[int]]
+    suitable: Suitable
 
 
 def look(question: Question) -> Seen:

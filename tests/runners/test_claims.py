@@ -8,6 +8,7 @@ import pytest
 
 from admission.engine import Envelope
 from admission.models import Attempt
+from admission.services.judging import profile_of, suitable_runs
 from controlplane.core.audit import SYSTEM
 from runners import sql
 from runners.models import ClaimRequest, Runner
@@ -248,17 +249,36 @@ def test_a_claim_of_many_costs_no_more_statements_than_one_of_few(
 
 @pytest.mark.rule("Q3", "Q4")
 @pytest.mark.django_db(transaction=True)
-def test_a_claim_that_was_just_seen_to_fit_is_five_statements_in_one_transaction(
+def test_a_claim_that_was_just_seen_to_fit_is_four_statements_in_one_transaction(
     django_assert_num_queries: Any,
 ) -> None:
     ledger.submit(ledger.make_tenant(quota=10), 2)
     driver = make_runner().driver
-    with django_assert_num_queries(7) as seen:
-        assert claim_runs(driver, "r", Envelope(1), judged=True)
-    kinds = [" ".join(q["sql"].split()[:2]) for q in seen.captured_queries]
-    # The reading; the request and its runner; tenants and runs; counters; the admission with the answer.
-    assert [kind for kind in kinds if kind in ("BEGIN", "COMMIT")] == ["BEGIN", "COMMIT"]
-    assert kinds.index("BEGIN") == 1
+    profile = profile_of(driver, None, None)
+    found = suitable_runs({profile: 1}, announced=True)
+    with django_assert_num_queries(6) as seen:
+        claimed = claim_runs(driver, "r", Envelope(1), found.flows_of(found.runs[profile]))
+    assert claimed is not None
+    assert [one.run for one in claimed] == found.runs[profile]
+    # The request and its runner; tenants and runs; counters; the admission with the answer.
+    first, *_, last = [q["sql"] for q in seen.captured_queries]
+    assert (first, last) == ("BEGIN", "COMMIT")
+
+
+@pytest.mark.rule("A2", "Q3")
+@pytest.mark.django_db(transaction=True)
+def test_a_claim_whose_runs_another_has_taken_gets_others_all_the_same(make_driver: Any) -> None:
+    taken = ledger.submit(ledger.make_tenant(quota=10))
+    driver = make_runner().driver
+    profile = profile_of(driver, None, None)
+    found = suitable_runs({profile: 1}, announced=True)
+    assert found.runs == {profile: taken}
+    ledger.admit_all(make_driver())
+    later = ledger.submit(ledger.make_tenant())
+    claimed = claim_runs(driver, "r", Envelope(1), found.flows_of(taken))
+    assert claimed is not None
+    assert [one.run for one in claimed] == later
+    ledger.assert_conserved()
 
 
 @pytest.mark.rule("Q7")
@@ -270,4 +290,4 @@ def test_a_look_at_what_was_announced_is_one_statement(django_assert_num_queries
     profile = Asked(b"", "r", 1).profile(runner)
     with django_assert_num_queries(1):
         seen = look(Question(wanted={profile: 1}, announced=True))
-    assert seen.suitable == {profile: [run]}
+    assert seen.suitable.runs == {profile: [run]}
