@@ -48,7 +48,7 @@ class Stage:
         return any(event["run"] == run for event in self.machine.named("stopping"))
 
     def submit(self, script: str, **spec: Any) -> int:
-        more = {"image": self.instance.image, "resources": SMALL, "stop_grace_seconds": GRACE, **spec}
+        more: dict[str, Any] = {"image": self.instance.image, "resources": SMALL, "stop_grace_seconds": GRACE, **spec}
         return ledger.submit(self.tenant, command=["sh", "-c", script], **more)[0]
 
     def cancelled(self, run: int, *, made: bool = True) -> Run:

@@ -29,6 +29,7 @@ ASKED = {"request_id": "r", "slots": 5, "wait_seconds": 5}
 def victim(transactional_db: None) -> Victim:
     """And one run more, which whoever is let in would be given."""
     made = doors.make_victim()
+    assert made.tenant.tenant is not None
     ledger.submit(made.tenant.tenant)
     return made
 
