@@ -27,6 +27,9 @@ BY_HASH: Final = """
 MAY_CLAIM: Final = """r.revoked_at IS NULL AND r.draining_at IS NULL AND r.paused_at IS NULL
         AND r.spent_at IS NULL"""
 
+OPENS: Final = """(%(token)s::bytea IS NULL OR r.hash = %(token)s
+        OR (r.old_hash = %(token)s AND r.old_until > statement_timestamp()))"""
+
 # Who calls, and which of its runs it is asked to cancel: every answer carries them. One look-up by the tokens' hashes,
 # or by those of the tokens before them, while a rotation lets both open. No locks. A hash without a row: unknown,
 # outlived or revoked. Index: unique hash, unique old hash, run_driver.
@@ -121,6 +124,8 @@ RETURNING id, shown, tenant_id, trust_labels, runner_id, one_job
 # Then: may this runner be given work? Its lock is held to the end of the admitting transaction: pausing, draining and
 # revoking lock the row FOR UPDATE, so they wait for admissions under way and no later one gets past them. Of two
 # claims at once for a runner of one job the second waits, and then finds it spent. `active` false: it may not.
+# `token`, of a claim that waited, is judged again here, where a rotation, and the end of its overlap, wait for this
+# lock or are seen: else a poll that was opened with a token that has died since would be given a run and its secrets.
 RESERVE_CLAIM: Final = f"""
 WITH reserved AS (
     INSERT INTO runners_claimrequest (runner_id, request_id, runs) VALUES (%(runner)s, %(request_id)s, '[]')
@@ -128,11 +133,13 @@ WITH reserved AS (
     RETURNING runner_id
 ),
 any_job AS (
-    SELECT r.id FROM reserved c JOIN runners_runner r ON r.id = c.runner_id WHERE {MAY_CLAIM} AND NOT r.one_job
+    SELECT r.id FROM reserved c JOIN runners_runner r ON r.id = c.runner_id
+    WHERE {MAY_CLAIM} AND {OPENS} AND NOT r.one_job
     FOR KEY SHARE OF r
 ),
 one_job AS (
-    SELECT r.id FROM reserved c JOIN runners_runner r ON r.id = c.runner_id WHERE {MAY_CLAIM} AND r.one_job
+    SELECT r.id FROM reserved c JOIN runners_runner r ON r.id = c.runner_id
+    WHERE {MAY_CLAIM} AND {OPENS} AND r.one_job
     FOR NO KEY UPDATE OF r
 )
 SELECT EXISTS (SELECT FROM reserved) AS reserved,

@@ -77,8 +77,15 @@ class ClaimsEndpoint:
         if token is None:
             raise exceptions.NotAuthenticated
         check_runner_token(token)
-        body = _parse(await _bounded(headers, protocol))
-        asked = Asked(token_hash(token), body.request_id, body.slots, body.memory_mib, body.cpu)
+        hashed = token_hash(token)
+        try:
+            body = _parse(await _bounded(headers, protocol))
+        except Exception:
+            # As in the view, the credential is judged before the body: a dead one is told of nothing else.
+            if not await self.desk.is_alive(hashed):
+                raise TokenDead from None
+            raise
+        asked = Asked(hashed, body.request_id, body.slots, body.memory_mib, body.cpu)
         return asked, body
 
 

@@ -21,7 +21,7 @@ from controlplane.core.sql import Row
 from controlplane.core.threads import Threads
 from runners.polling.sharing import Wish, share
 from runners.services.claims import Claimed, claim_with_secrets
-from runners.services.fleet import RunnerIdentity, refuse_unfenced, runner_driver
+from runners.services.fleet import RunnerIdentity, find_runners, refuse_unfenced, runner_driver
 from runners.services.polls import Asked, Question, Seen, look
 
 T = TypeVar("T")
@@ -135,6 +135,10 @@ class Desk:
         finally:
             timer.cancel()
             self._leave(poll)
+
+    async def is_alive(self, token: bytes) -> bool:
+        """Whether the token with this hash opens, for a call that asks for nothing which could wait."""
+        return bool(await self._in_thread(find_runners, [token]))
 
     def hear(self) -> bool:
         """Something was announced; whether somebody waits here for it. From any thread."""
@@ -323,7 +327,7 @@ class Desk:
         envelope = Envelope(slots, asked.memory_mib, asked.cpu)
         try:
             claimed = await self._in_thread(
-                claim_with_secrets, runner_driver(runner), asked.request_id, envelope, flows
+                claim_with_secrets, runner_driver(runner), asked.request_id, envelope, flows, asked.hash
             )
         except (DatabaseError, InterfaceError) as error:
             poll.fail(error)

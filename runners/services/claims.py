@@ -31,12 +31,15 @@ class Claimed:
     """Only in the answer of a claim."""
 
 
-def claim_runs(driver: Driver, request_id: str, envelope: Envelope, seen: Sequence[Row] = ()) -> list[Claimed] | None:
+def claim_runs(
+    driver: Driver, request_id: str, envelope: Envelope, seen: Sequence[Row] = (), token: bytes | None = None
+) -> list[Claimed] | None:
     """Up to `envelope.slots` runs for this driver. None: there is nothing for it now, or it may be given nothing.
 
     The same request id gets the same answer again, without what has moved on since; a repeat that races the first call
     waits for it. Only a claim that got something is remembered. `seen`: the caller has just looked; runs of these
-    tenants fit, and the claim has no answer yet. Then it is tried without looking again.
+    tenants fit, and the claim has no answer yet. Then it is tried without looking again. `token`: the hash of the one
+    with which it was asked a while ago; where that has died meanwhile, there is nothing.
     """
     for _ in range(WHILE_CONTESTED):
         if not seen:
@@ -45,7 +48,7 @@ def claim_runs(driver: Driver, request_id: str, envelope: Envelope, seen: Sequen
                 return answer
             if envelope.slots <= 0 or not _something_waits(driver):
                 return None
-        claim = Claim(driver, request_id)
+        claim = Claim(driver, request_id, token)
         try:
             admitted = admit(claim.driver, envelope, seen)
         except DriverGone:
@@ -59,10 +62,10 @@ def claim_runs(driver: Driver, request_id: str, envelope: Envelope, seen: Sequen
 
 
 def claim_with_secrets(
-    driver: Driver, request_id: str, envelope: Envelope, seen: Sequence[Row] = ()
+    driver: Driver, request_id: str, envelope: Envelope, seen: Sequence[Row] = (), token: bytes | None = None
 ) -> list[Claimed] | None:
     """As `claim_runs`, each with the secrets that it names; one that cannot have them was ended, and is left out."""
-    claimed = claim_runs(driver, request_id, envelope, seen)
+    claimed = claim_runs(driver, request_id, envelope, seen, token)
     if not claimed:
         return claimed
     given = give(driver, [(one.run, one.epoch) for one in claimed if names_any(one.spec)])
@@ -81,14 +84,15 @@ def _something_waits(driver: Driver) -> bool:
 class Claim:
     """One claim as the engine serves it: reserved first, its answer written with the admission, or both undone."""
 
-    def __init__(self, driver: Driver, request_id: str) -> None:
+    def __init__(self, driver: Driver, request_id: str, token: bytes | None = None) -> None:
         self._key = {"runner": driver.id, "request_id": request_id}
+        self._token = token
         note = Note(sql.CLAIM_RUNS, {"request_id": request_id}, self._forget)
         self.driver = replace(driver, lock=self._reserve, note=note)
         self.is_reserved = False
 
     def _reserve(self) -> bool:
-        row = one(sql.RESERVE_CLAIM, self._key)
+        row = one(sql.RESERVE_CLAIM, {**self._key, "token": self._token})
         self.is_reserved = row is not None and row["reserved"]
         return row is not None and row["active"]
 

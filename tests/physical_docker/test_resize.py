@@ -13,7 +13,8 @@ from tests.physical_docker.world import Instance, Observer, eventually, remains
 def test_up_down_and_back_again(instance: Instance, observer: Observer) -> None:
     """0 -> 1 up, 1 -> 2 down, 3 the rollback to what 1 allowed, and 3 once more."""
     tiers = {0: 1, 1: 2, 2: 1, 3: 2}
-    old, made = [], []
+    old = []
+    made = []
     for number, (generation, limit) in enumerate(tiers.items(), 1):
         # Suspended before its registration or before its start: nothing it does afterwards may count.
         slow = instance.launcher(limit, generation, pause_at=("registered", "created")[number % 2])

@@ -109,6 +109,7 @@ def test_a_claim_whose_answer_was_lost_with_its_agent_goes_back_after_the_start_
     assert {(row.attempt, row.tries, row.unstarted) for row in map(ledger.run, runs)} == {(1, 0, 1)}
     for run in runs:
         (attempt,) = ledger.attempts(run)
+        assert attempt.released_at is not None
         assert (attempt.released_at - attempt.admitted_at).total_seconds() >= START_DEADLINE_SECONDS
     ledger.assert_conserved()
 

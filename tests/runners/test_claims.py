@@ -171,7 +171,7 @@ def test_nothing_is_offered_after_the_answer(
 def test_a_drain_waits_for_the_claim_under_way(connect: Any) -> None:
     runner = make_runner()
     claiming = connect()
-    claiming.execute(sql.RESERVE_CLAIM, {"runner": runner.runner, "request_id": "r"})
+    claiming.execute(sql.RESERVE_CLAIM, {"runner": runner.runner, "request_id": "r", "token": None})
     drain = ledger.Concurrent(drain_runner, runner.runner, actor=SYSTEM, reason="x")
     ledger.until_waiting(connect(autocommit=True), drain)
     claiming.commit()

@@ -27,7 +27,7 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "note_contacts": (sql.NOTE_CONTACTS, {"runners": [1], "resolution": 5}),
     "read_concerned": (sql.READ_CONCERNED, {"hashes": [b"x"], "modes": ["active"]}),
     "read_answered": (sql.READ_ANSWERED, {"runners": [1], "request_ids": ["r"]}),
-    "reserve_claim": (sql.RESERVE_CLAIM, {"runner": 1, "request_id": "r"}),
+    "reserve_claim": (sql.RESERVE_CLAIM, {"runner": 1, "request_id": "r", "token": b"x"}),
     "use_enrolment": (sql.USE_ENROLMENT, {"hash": b"x"}),
     "claim_runs": (sql.CLAIM_RUNS, ADMITTING),
     "forget_claim": (sql.FORGET_CLAIM, {"runner": 1, "request_id": "r"}),
