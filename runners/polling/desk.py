@@ -305,7 +305,7 @@ class Desk:
         self._futile = {run: entry for run, entry in self._futile.items() if now < entry[0] + FUTILE_SECONDS[1]}
         passed_over = self._spoken_for | {run for run, (until, _) in self._futile.items() if now < until}
         for poll, runs in share(self._wishes(), seen.suitable.runs, passed_over).items():
-            self._start_claim(poll, runs, len(runs), seen.suitable.flows_of(runs))
+            self._start_claim(poll, runs, len(runs), seen.suitable.only_flow())
 
     # -- claiming ---------------------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class Desk:
         envelope = Envelope(slots, asked.memory_mib, asked.cpu)
         try:
             claimed = await self._in_thread(
-                claim_with_secrets, runner_driver(runner), asked.request_id, envelope, flows
+                claim_with_secrets, runner_driver(runner), asked.request_id, envelope, bool(runs), flows
             )
         except (DatabaseError, InterfaceError) as error:
             poll.fail(error)

@@ -31,15 +31,17 @@ class Claimed:
     """Only in the answer of a claim."""
 
 
-def claim_runs(driver: Driver, request_id: str, envelope: Envelope, seen: Sequence[Row] = ()) -> list[Claimed] | None:
+def claim_runs(
+    driver: Driver, request_id: str, envelope: Envelope, judged: bool = False, seen: Sequence[Row] = ()
+) -> list[Claimed] | None:
     """Up to `envelope.slots` runs for this driver. None: there is nothing for it now, or it may be given nothing.
 
     The same request id gets the same answer again, without what has moved on since; a repeat that races the first call
-    waits for it. Only a claim that got something is remembered. `seen`: the caller has just looked; runs of these
-    tenants fit, and the claim has no answer yet. Then it is tried without looking again.
+    waits for it. Only a claim that got something is remembered. `judged`: the caller has just seen that something fits
+    and that the claim has no answer yet; then it is tried without looking again. `seen`: the reading it saw that in.
     """
     for _ in range(WHILE_CONTESTED):
-        if not seen:
+        if not judged:
             answer = read_claim(driver, request_id)
             if answer is not None:
                 return answer
@@ -52,17 +54,17 @@ def claim_runs(driver: Driver, request_id: str, envelope: Envelope, seen: Sequen
             if claim.is_reserved:
                 return None
             # Another connection answered the same request while we waited for its row: read what it said.
-            seen = ()
+            judged, seen = False, ()
             continue
         return [_claimed(a) for a in admitted] or None
     return None
 
 
 def claim_with_secrets(
-    driver: Driver, request_id: str, envelope: Envelope, seen: Sequence[Row] = ()
+    driver: Driver, request_id: str, envelope: Envelope, judged: bool = False, seen: Sequence[Row] = ()
 ) -> list[Claimed] | None:
     """As `claim_runs`, each with the secrets that it names; one that cannot have them was ended, and is left out."""
-    claimed = claim_runs(driver, request_id, envelope, seen)
+    claimed = claim_runs(driver, request_id, envelope, judged, seen)
     if not claimed:
         return claimed
     given = give(driver, [(one.run, one.epoch) for one in claimed if names_any(one.spec)])
