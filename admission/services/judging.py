@@ -6,7 +6,7 @@ A pre-filter only, like every reading before an admission (rule A2): the claim d
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from admission.drivers import Driver
@@ -54,9 +54,13 @@ class Suitable:
     flows: dict[int, Row] = field(default_factory=dict)
     """By run: its tenant's place in the fair order, as `engine.read_flows` reads it."""
 
-    def flows_of(self, runs: Sequence[int]) -> list[Row]:
-        """Of these runs' tenants, each once."""
-        return list({flow["tenant_id"]: flow for flow in (self.flows[run] for run in runs)}.values())
+    def only_flow(self) -> list[Row]:
+        """Of the only run that was found; empty where there are more.
+
+        Of several tenants the look finds the fairest one's runs first, as many as are wanted: who claimed among those
+        tenants alone would give that one everything. A claim's own reading spreads.
+        """
+        return list(self.flows.values()) if len(self.flows) == 1 else []
 
 
 def suitable_runs(wanted: Mapping[Profile, int], *, announced: bool = False) -> Suitable:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
@@ -309,7 +310,7 @@ class Desk:
         self._futile = {run: entry for run, entry in self._futile.items() if now < entry[0] + FUTILE_SECONDS[1]}
         passed_over = self._spoken_for | {run for run, (until, _) in self._futile.items() if now < until}
         for poll, runs in share(self._wishes(), seen.suitable.runs, passed_over).items():
-            self._start_claim(poll, runs, len(runs), seen.suitable.flows_of(runs))
+            self._start_claim(poll, runs, len(runs), seen.suitable.only_flow())
 
     # -- claiming ---------------------------------------------------------------------------------------------------
 
@@ -325,10 +326,9 @@ class Desk:
         assert runner is not None  # noqa: S101 - only polls of known runners are parked
         asked = poll.asked
         envelope = Envelope(slots, asked.memory_mib, asked.cpu)
+        claim = partial(claim_with_secrets, judged=bool(runs), seen=flows, token=asked.hash)
         try:
-            claimed = await self._in_thread(
-                claim_with_secrets, runner_driver(runner), asked.request_id, envelope, flows, asked.hash
-            )
+            claimed = await self._in_thread(claim, runner_driver(runner), asked.request_id, envelope)
         except (DatabaseError, InterfaceError) as error:
             poll.fail(error)
             return

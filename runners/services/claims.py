@@ -32,17 +32,23 @@ class Claimed:
 
 
 def claim_runs(
-    driver: Driver, request_id: str, envelope: Envelope, seen: Sequence[Row] = (), token: bytes | None = None
+    driver: Driver,
+    request_id: str,
+    envelope: Envelope,
+    *,
+    judged: bool = False,
+    seen: Sequence[Row] = (),
+    token: bytes | None = None,
 ) -> list[Claimed] | None:
     """Up to `envelope.slots` runs for this driver. None: there is nothing for it now, or it may be given nothing.
 
     The same request id gets the same answer again, without what has moved on since; a repeat that races the first call
-    waits for it. Only a claim that got something is remembered. `seen`: the caller has just looked; runs of these
-    tenants fit, and the claim has no answer yet. Then it is tried without looking again. `token`: the hash of the one
-    with which it was asked a while ago; where that has died meanwhile, there is nothing.
+    waits for it. Only a claim that got something is remembered. `judged`: the caller has just seen that something fits
+    and that the claim has no answer yet; then it is tried without looking again. `seen`: the reading it saw that in.
+    `token`: the hash of the one with which it was asked a while ago; where that has died meanwhile, there is nothing.
     """
     for _ in range(WHILE_CONTESTED):
-        if not seen:
+        if not judged:
             answer = read_claim(driver, request_id)
             if answer is not None:
                 return answer
@@ -55,17 +61,23 @@ def claim_runs(
             if claim.is_reserved:
                 return None
             # Another connection answered the same request while we waited for its row: read what it said.
-            seen = ()
+            judged, seen = False, ()
             continue
         return [_claimed(a) for a in admitted] or None
     return None
 
 
 def claim_with_secrets(
-    driver: Driver, request_id: str, envelope: Envelope, seen: Sequence[Row] = (), token: bytes | None = None
+    driver: Driver,
+    request_id: str,
+    envelope: Envelope,
+    *,
+    judged: bool = False,
+    seen: Sequence[Row] = (),
+    token: bytes | None = None,
 ) -> list[Claimed] | None:
     """As `claim_runs`, each with the secrets that it names; one that cannot have them was ended, and is left out."""
-    claimed = claim_runs(driver, request_id, envelope, seen, token)
+    claimed = claim_runs(driver, request_id, envelope, judged=judged, seen=seen, token=token)
     if not claimed:
         return claimed
     given = give(driver, [(one.run, one.epoch) for one in claimed if names_any(one.spec)])

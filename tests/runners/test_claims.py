@@ -252,12 +252,12 @@ def test_a_claim_of_many_costs_no_more_statements_than_one_of_few(
 def test_a_claim_that_was_just_seen_to_fit_is_four_statements_in_one_transaction(
     django_assert_num_queries: Any,
 ) -> None:
-    ledger.submit(ledger.make_tenant(quota=10), 2)
+    ledger.submit(ledger.make_tenant(quota=10))
     driver = make_runner().driver
     profile = profile_of(driver, None, None)
     found = suitable_runs({profile: 1}, announced=True)
     with django_assert_num_queries(6) as seen:
-        claimed = claim_runs(driver, "r", Envelope(1), found.flows_of(found.runs[profile]))
+        claimed = claim_runs(driver, "r", Envelope(1), judged=True, seen=found.only_flow())
     assert claimed is not None
     assert [one.run for one in claimed] == found.runs[profile]
     # The request and its runner; tenants and runs; counters; the admission with the answer.
@@ -275,10 +275,24 @@ def test_a_claim_whose_runs_another_has_taken_gets_others_all_the_same(make_driv
     assert found.runs == {profile: taken}
     ledger.admit_all(make_driver())
     later = ledger.submit(ledger.make_tenant())
-    claimed = claim_runs(driver, "r", Envelope(1), found.flows_of(taken))
+    claimed = claim_runs(driver, "r", Envelope(1), judged=True, seen=found.only_flow())
     assert claimed is not None
     assert [one.run for one in claimed] == later
     ledger.assert_conserved()
+
+
+@pytest.mark.rule("A18", "Q3")
+def test_a_look_that_found_several_runs_leaves_the_fair_order_to_the_claim() -> None:
+    tenants = [ledger.make_tenant() for _ in range(2)]
+    for tenant in tenants:
+        ledger.submit(tenant, 4)
+    driver = make_runner(slots=4).driver
+    found = suitable_runs({profile_of(driver, None, None): 4})
+    assert len(found.flows) == 4
+    assert found.only_flow() == []
+    claimed = claim_runs(driver, "r", Envelope(4), judged=True, seen=found.only_flow())
+    assert claimed is not None
+    assert sorted(one.tenant for one in claimed) == sorted(2 * [tenant.slug for tenant in tenants])
 
 
 @pytest.mark.rule("Q7")
