@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(170)]
 FOREVER = "sleep 600"
 DEAF = "trap '' TERM; while :; do sleep 0.1; done"
 GRACE = 1.0
-REMOVAL_SECONDS = 4.0
+REMOVAL_SECONDS = 15.0
 """From SIGKILL to the proof that nothing is left, on a busy machine."""
 
 
