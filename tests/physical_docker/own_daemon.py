@@ -26,8 +26,10 @@ class OwnDaemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        # In a network of its own: a daemon without a bridge removes the one that the machine's daemon works with.
         command = [
-            "dockerd", "--data-root", str(self.place / "data"), "--exec-root", str(self.place / "exec"),
+            "unshare", "--net", "dockerd",
+            "--data-root", str(self.place / "data"), "--exec-root", str(self.place / "exec"),
             "-H", self.endpoint, "-p", str(self.place / "pid"), "--bridge=none", "--iptables=false",
             "--ip-forward=false", "--storage-driver", "vfs", "--log-level", "error",
         ]  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 from admission.models import Run
 from admission.services.runs import cancel_runs
 from controlplane.core.audit import SYSTEM
+from runners.agent.agent import LIFE_SIGN_SECONDS
 from runners.services.kept import read_kept
 from tests import ledger
 from tests.physical_docker.conftest import image, instance, observer
@@ -28,7 +29,9 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(170)]
 FOREVER = "sleep 600"
 DEAF = "trap '' TERM; while :; do sleep 0.1; done"
 GRACE = 1.0
-REMOVAL_SECONDS = 15.0
+HEARD_SECONDS = LIFE_SIGN_SECONDS
+"""A full agent asks for nothing, so it hears of a cancel with its next sign of life."""
+REMOVAL_SECONDS = 4.0
 """From SIGKILL to the proof that nothing is left, on a busy machine."""
 
 
@@ -139,7 +142,7 @@ def while_it_runs(stage: Stage) -> None:
     asked = stage.cancelled(run).cancel_requested_at
     assert asked is not None
     (destroyed,) = [at for at, action, _ in sorted(stage.observer.log)[-1:] if action == "destroy"]
-    assert GRACE <= destroyed / 1e9 - asked.timestamp() < GRACE + REMOVAL_SECONDS
+    assert GRACE <= destroyed / 1e9 - asked.timestamp() < HEARD_SECONDS + GRACE + REMOVAL_SECONDS
 
 
 def while_it_cannot_be_removed(stage: Stage) -> None:
